@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from numpy import ndarray
 
-from regard.boundary import NOTHING, answering, refused, taking_names
+from regard.boundary import NOTHING, answering, refused, taking
 from regard.boundary.arrays import lend, unchanged, untraced
 from regard.compute.native import fast_path
+from regard.compute.options import BY_POSITION, DEFAULTS, Options
 from regard.errors import naming_shapes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regard.boundary.arrays import Array
-    from regard.compute.options import (
+    from regard.compute.option_types import (
         ArrayIn,
         F,
         ForBoth,
@@ -84,7 +85,7 @@ def attention(
 def attention(
     query: T, key: T | Numbers, value: T | Numbers, **options: Unpack[ForBoth[T]]
 ) -> OutputWeightsLse[T]: ...
-@taking_names(score="dot", normalize="softmax", positions=None)
+@taking(DEFAULTS)
 def attention(
     query: Any = NOTHING,
     key: Any = NOTHING,
@@ -196,67 +197,55 @@ def attention(
     array([[10.   ,  0.   ],
            [ 3.302,  6.698]])
     """
-    # fmt: off
-    placed = None
-    if more is not NOTHING or unknown:
-        if more is not NOTHING or unknown.keys() - {"score", "normalize", "positions"}:
-            raise _refusal(query, key, value, more, unknown)
-        placed = _placed(query, key, **unknown)
-    if type(query) is ndarray and (placed is not None or not unknown):
-        answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap,
-                           sink, precision, return_weights, return_lse, out, kernel, threads,
-                           placed)
+    given = (query, key, value, mask, bias, causal, window, offset, scale, softcap, sink, precision,
+             return_weights, return_lse, out, kernel, threads)  # fmt: skip
+    if type(query) is ndarray and more is NOTHING:
+        answer = _placed_answer(given, **unknown) if unknown else fast_path(*given)
         if answer is not None:
             return answer
-    return untraced(_answer)(query, key, value, out, kernel, threads, mask, bias, causal, window,
-                             offset, scale, softcap, sink, precision, return_weights, return_lse,
-                             **unknown)
-    # fmt: on
+    return untraced(_answer)(given, more, unknown)
 
 
-def _refusal(query: Any, key: Any, value: Any, more: Any, unknown: dict[str, Any]) -> TypeError:
-    """What to raise for arguments that `attention` does not take, or that it lacks."""
-    if more is not NOTHING:
-        return refused(attention, (query, key, value, more), unknown)
-    inputs = {"query": query, "key": key, "value": value, **unknown}
-    given = {name: array for name, array in inputs.items() if array is not NOTHING}
-    return refused(attention, (), given)
+def _answer(given: tuple[Any, ...], more: Any, rare: dict[str, Any]) -> Any:
+    """What `attention` returns for a call that the fast path declined, or was not asked for."""
+    query, key, value, *stated = given
+    if more is not NOTHING or query is NOTHING or key is NOTHING or value is NOTHING:
+        raise _refusal(given, more, rare)
+    try:
+        options = Options(*stated, **rare)
+    except TypeError:
+        raise _refusal(given, more, rare) from None
+    (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=options.out)
+    answer = None
+    if give_back is not unchanged:  # arrays now, of which the fast path was not asked
+        options = options._replace(out=out)
+        given = (query, key, value, *options[:BY_POSITION])
+        answer = _placed_answer(given, **rare) if rare else fast_path(*given)
+    if answer is None:
+        # Deferred: the fast path does not need it, and `import regard` stays quick.
+        from regard.compute.dispatch import run_arrays
+
+        with naming_shapes(query=query, key=key, value=value):
+            answer = run_arrays(query, key, value, options)
+    return give_back(answer)
 
 
-def _placed(query: Any, key: Any, *, positions: Any = None, **others: Any) -> Any:
-    """What positions are to the fast path; None if it does not take them, or not them alone."""
-    if others or type(query) is not ndarray:
+def _placed_answer(given: tuple[Any, ...], /, *, positions: Any = None, **others: Any) -> Any:
+    """The answer of the fast path, which takes some positions, and nothing else that is rare."""
+    if others or positions is None:
         return None
     from regard.compute.positioned import fast
 
-    return fast(positions, query, key)
+    placed = fast(positions, *given[:2])
+    return None if placed is None else fast_path(*given, placed)
 
 
-def _answer(
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    kernel: Any,
-    threads: Any,
-    *options: Any,
-    **parts: Any,
-) -> Any:
-    if value is NOTHING or key is NOTHING or query is NOTHING:
-        raise _refusal(query, key, value, NOTHING, {})
-    (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=out)
-    # By position, which is no part of the type of `attention`; arrays begin anew at its fast path.
-    answer: Any = _answer_arrays if give_back is unchanged else attention
-    return give_back(answer(query, key, value, NOTHING, *options, out, kernel, threads, **parts))
-
-
-def _answer_arrays(query: Any, key: Any, value: Any, _: Any, *options: Any, **parts: Any) -> Any:
-    # Imports deferred: the fast path does not need them, and `import regard` stays quick.
-    from regard.compute.dispatch import run_arrays
-
-    declined = type(query) is ndarray or bool(parts.keys() - {"positions"})
-    with naming_shapes(query=query, key=key, value=value):
-        return run_arrays(query, key, value, *options, declined=declined, **parts)
+def _refusal(given: tuple[Any, ...], more: Any, unknown: dict[str, Any]) -> TypeError:
+    """What to raise for arguments that `attention` does not take, or that it lacks."""
+    if more is not NOTHING:
+        return refused(attention, (*given[:3], more), unknown)
+    inputs = dict(zip(("query", "key", "value"), given, strict=False)) | unknown
+    return refused(attention, (), {n: one for n, one in inputs.items() if one is not NOTHING})
 
 
 @overload
@@ -272,24 +261,14 @@ def weights(
     query: T, key: T | Numbers, lse: T | Numbers, **options: Unpack[WeightsOptions]
 ) -> T: ...
 @answering
+@taking(DEFAULTS, "precision", "return_weights", "return_lse", "out", "normalize")
 def weights(
     query: Any,
     key: Any,
     lse: Any,
     *,
     rows: Any = None,
-    mask: Any = None,
-    bias: Any = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    offset: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Any = None,
-    kernel: str | None = None,
-    threads: int | None = None,
-    score: Any = "dot",
-    positions: Any = None,
+    **options: Any,
 ) -> Any:
     r"""The weights of some rows of an earlier call: exp(scores − lse), 0 where hidden.
 
@@ -345,15 +324,8 @@ def weights(
     from regard.compute.recompute_weights import weights_of_rows
 
     (query, key, lse), give_back = lend(query=query, key=key, lse=lse)
-    # fmt: off
     with naming_shapes(query=query, key=key, lse=lse):
-        result = weights_of_rows(
-            query, key, lse, rows=rows, kernel=kernel, mask=mask, bias=bias, causal=causal,
-            window=window, offset=offset, scale=scale, softcap=softcap, sink=sink, threads=threads,
-            score=score,
-            positions=positions,
-        )
-    # fmt: on
+        result = weights_of_rows(query, key, lse, rows=rows, **options)
     return give_back(result)
 
 
@@ -390,30 +362,18 @@ def gradients(
     **options: Unpack[SomeGradientOptions],
 ) -> Gradients[T | None]: ...
 @answering
+@taking(DEFAULTS, "return_weights", "return_lse", "out", before="precision")
 def gradients(
     query: Any,
     key: Any,
     value: Any,
     grad_output: Any,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    offset: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Any = None,
     output: Any = None,
     lse: Any = None,
     grad_lse: Any = None,
     wrt: Any = ("query", "key", "value"),
-    precision: Literal["working", "high", "exact"] = "working",
-    kernel: str | None = None,
-    threads: int | None = None,
-    score: Any = "dot",
-    normalize: Any = "softmax",
-    positions: Any = None,
+    **options: Any,
 ) -> Any:
     r"""The gradients of attention: how a loss changes with each number of its inputs.
 
@@ -492,30 +452,8 @@ def gradients(
         grad_lse=grad_lse,
     )
     with naming_shapes(query=query, key=key, value=value, grad_output=grad_output):
-        result = gradients_of_arrays(
-            query,
-            key,
-            value,
-            grad_output,
-            mask=mask,
-            bias=bias,
-            causal=causal,
-            window=window,
-            offset=offset,
-            scale=scale,
-            softcap=softcap,
-            sink=sink,
-            output=output,
-            lse=lse,
-            grad_lse=grad_lse,
-            wrt=wrt,
-            precision=precision,
-            kernel=kernel,
-            threads=threads,
-            score=score,
-            normalize=normalize,
-            positions=positions,
-        )
+        given = {"output": output, "lse": lse, "grad_lse": grad_lse}
+        result = gradients_of_arrays(query, key, value, grad_output, **given, wrt=wrt, **options)
     return give_back(result)
 
 

@@ -331,7 +331,7 @@ def test_a_bias_by_distance_needs_no_matrix():
 
     x = np.zeros((2, 1000, 4), np.float32)
     request = make_request(x, x, x, positions=Alibi([0.5, 2.0]), causal=True)
-    bias = lowered(request).bias
+    bias = lowered(request).options.bias
     np.testing.assert_equal((bias.shape, bias.strides), ((2, 1000, 1000), (4 * 1999, -4, 4)))
     np.testing.assert_equal(bias[:, 7, 3], [-2.0, -8.0])
 

@@ -302,7 +302,7 @@ def test_weights_are_made_only_where_they_are_asked_for():
     original = interop.dispatch.run
 
     def run(request, kernel=None):
-        made.append(request.return_weights)
+        made.append(request.options.return_weights)
         return original(request, kernel)
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():

@@ -37,7 +37,7 @@ boundary.arguments compute.native
 boundary.parse compute.visibility compute.part compute.distances compute.rotary
 compute.rotary_config
 masks scores normalizers positions compute.quantized compute.results
-compute.options
+compute.options compute.option_types
 textbook compute.request
 compute.positioned
 compute.extended_range compute.evaluation

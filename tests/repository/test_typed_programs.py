@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import regard
-from regard.compute import options
+from regard.compute import option_types as options
 from regard.compute.request import LOSS
 from regard.explanation.build import OPTIONS, PARTS
 from regard.models.multi_head import CALL_OPTIONS

@@ -5,7 +5,7 @@ Owns how a public function answers arguments that it does not have. Must not kno
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, TypeVar
@@ -22,9 +22,14 @@ def answering(function: F) -> F:
         setattr(function, "__init__", answering(getattr(function, "__init__")))  # noqa: B009, B010
         return function
 
+    shown = vars(function).get("__signature__")  # of `taking`: Python takes any name
+    taken = None if shown is None else frozenset(shown.parameters)
+
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         try:
+            if taken is not None and not taken.issuperset(options):
+                raise TypeError
             return function(*args, **options)
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
@@ -54,27 +59,38 @@ def absent(owner: Any, name: str) -> Any:
 NOTHING = object()
 
 
-def taking_names(**more: Any) -> Callable[[F], F]:
-    """The function, whose parameters after `more` may only be given by name.
+def taking(options: Mapping[str, Any], *but: str, before: str = "") -> Callable[[F], F]:
+    """The function, which takes these **options `but` some: help() and inspect show each of them.
 
-    For `attention`, which no wrapper may slow down. It calls `refused` when `more` is not NOTHING,
-    or when there are unknown names. Python reads parameters with a position faster than those by
-    name alone, which are 14 look-ups in a dictionary: a tenth of a small call. The parameters
-    given here, with their defaults, are rare: the function finds them among the unknown names.
-    help() and inspect show what holds.
+    The values are their defaults, unless the function names one itself. Its own arguments by name
+    are shown first, or `before` one of these. `answering` refuses others.
+
+    Parameters after one called `more` are shown as by name alone too, for `attention`, which no
+    wrapper may slow down: Python reads parameters with a position faster than those by name alone,
+    which are 14 look-ups in a dictionary, a tenth of a small call. It calls `refused` when `more`
+    is not NOTHING, or when there are unknown names.
     """
 
     def shown(function: F) -> F:
         whole = signature(function)
-        parameters = [p for p in whole.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
-        parameters = [
-            p.replace(default=Parameter.empty) if p.default is NOTHING else p for p in parameters
-        ]
-        at = list(whole.parameters).index("more")
-        named = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters[at + 1 :]]
-        rare = [Parameter(n, Parameter.KEYWORD_ONLY, default=own) for n, own in more.items()]
-        whole = whole.replace(parameters=[*parameters[:at], *named, *rare])
-        setattr(function, "__signature__", whole)  # noqa: B010
+        kept: list[Parameter] = []
+        kind: Any = None
+        for parameter in whole.parameters.values():
+            if parameter.name == "more":
+                kind = Parameter.KEYWORD_ONLY
+            elif parameter.kind is not Parameter.VAR_KEYWORD:
+                default = parameter.default
+                if default is NOTHING:
+                    default = Parameter.empty
+                kept.append(parameter.replace(default=default, kind=kind or parameter.kind))
+        by_name = [one for one in kept if one.kind is Parameter.KEYWORD_ONLY]
+        named = {*whole.parameters, *but}
+        for name, default in options.items():
+            if name == before:
+                kept = [one for one in kept if one not in by_name] + by_name
+            if name not in named:
+                kept.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default))
+        setattr(function, "__signature__", whole.replace(parameters=kept))  # noqa: B010
         return function
 
     return shown

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from inspect import isgenerator
 from itertools import combinations
+from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ def _unequal(name: str, parts: Sequence[Any]) -> str:
 
 def as_array(name: str, value: Any, instead: str = "{}.data") -> Array:
     """An array of floats that regard computes with, or of integers or booleans."""
-    array = read_array(name, value, instead=instead)
+    array = value if type(value) is np.ndarray else read_array(name, value, instead=instead)
     if array.dtype.kind in "biu" or is_float(array.dtype):
         return array
     if belongs_to("pandas", value):
@@ -164,9 +165,15 @@ def round_once(array: Array, dtype: np.dtype[Any]) -> Array:
     return np.where(inexact, odd, bits).view(np.float32)
 
 
+_DTYPE = attrgetter("dtype")
+
+
 def result_dtype(arrays: Mapping[str, Array]) -> np.dtype[Any]:
     """The dtype of the result: NumPy's promotion, integers as float64."""
-    dtypes = [array.dtype for array in arrays.values()]
+    dtypes: list[np.dtype[Any]] = [*map(_DTYPE, arrays.values())]
+    first = dtypes[0]
+    if dtypes.count(first) == len(dtypes) and first.isnative and is_float(first):
+        return first  # as in most calls
     try:
         dtype = np.result_type(*dtypes)
     except TypeError:
@@ -184,8 +191,15 @@ def result_dtype(arrays: Mapping[str, Array]) -> np.dtype[Any]:
 
 
 def spread(array: Array, shape: tuple[int, ...]) -> Array:
-    """The array as a view of that shape; itself if it has it."""
-    return array if array.shape == shape else np.broadcast_to(array, shape)
+    """The array as a view of that shape, which it broadcasts to; itself if it has it."""
+    if array.shape == shape:
+        return array
+    # What np.broadcast_to does, which is ten functions of Python around this one of C.
+    it = np.nditer(
+        array, ["multi_index", "refs_ok", "zerosize_ok"], ["readonly"], itershape=shape, order="C"
+    )
+    view: Array = it.itviews[0]
+    return view
 
 
 def check_broadcast(
@@ -200,9 +214,9 @@ def check_broadcast(
     `otherwise` says what else may be passed where a view of the array would fit.
     """
     shown = shape if ndim is None else shape[len(shape) - ndim :]
-    fits = len(given) <= len(shown) and all(
-        size in (1, wanted) for size, wanted in zip(given[::-1], shown[::-1], strict=False)
-    )
+    fits = len(given) <= len(shown)
+    for size, wanted in zip(given[::-1], shown[::-1], strict=False):
+        fits = fits and size in (1, wanted)
     if not fits:
         fitting = _fitting(name, given, shown)
         if fitting:

@@ -99,9 +99,9 @@ class Job:
         request = self.request
 
         found = {"output": (request.natural_shape(request.value.shape[-1]), request.dtype)}
-        if request.return_weights:
+        if request.options.return_weights:
             found["weights"] = (request.natural_shape(request.shape[-1]), request.dtype)
-        if request.return_lse:
+        if request.options.return_lse:
             found["lse"] = (request.natural_shape(), request.lse_dtype)
         return found
 
@@ -154,7 +154,7 @@ class Job:
     def memory(self) -> int:
         """About how many bytes it allocates. The inputs are mapped, so they are not among them."""
         keys, width = self.request.shape[-1], self.request.value.shape[-1]
-        numbers = width + 1 + (keys if self.request.return_weights else 0)
+        numbers = width + 1 + (keys if self.request.options.return_weights else 0)
         arrays, extras = self._inputs(*self.pieces()[0])
         # A handful of steps for one block of scores, and one head of keys and values, in float64.
         scratch = 2**25 + keys * (self.request.key.shape[-1] + width) * 8

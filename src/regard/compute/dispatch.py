@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from regard.compute import native
 from regard.compute.kernels import fused
-from regard.compute.request import Request, Result, make_request
+from regard.compute.options import Options
+from regard.compute.request import Request, Result, request_of
 from regard.compute.visibility import Block
 from regard.errors import OptionError, safe_text
 
@@ -58,12 +58,15 @@ def kernel_names() -> tuple[str, ...]:
     return tuple(kernel.name for kernel in kernels())
 
 
-def choose(request: Request, name: Any = None) -> Kernel:
-    """The kernel of that name, or the first that supports the request.
+def choose(request: Request) -> Kernel:
+    """The kernel that the request names, or the first that supports it.
 
     A kernel that the caller named is never replaced: if it cannot answer, that is an error.
     """
+    name: Any = request.options.kernel
     if name is None:
+        if fused.supports(request) is None:  # most calls: no generator is made for them
+            return fused
         return next(kernel for kernel in kernels() if kernel.supports(request) is None)
     for kernel in kernels():
         if isinstance(name, str) and kernel.name == name:
@@ -77,10 +80,12 @@ def choose(request: Request, name: Any = None) -> Kernel:
     )
 
 
-def run(request: Request, kernel: str | None = None) -> Result:
+def run(request: Request) -> Result:
     """Compute the request with the chosen kernel."""
-    chosen = choose(request, kernel)
-    if chosen is fused and request.positions is not None:
+    chosen = choose(request)
+    if request.options.positions is None:
+        return chosen.run(request)
+    if chosen is fused:
         from regard.compute.positioned import turns_of
 
         turns = turns_of(request)
@@ -91,56 +96,22 @@ def run(request: Request, kernel: str | None = None) -> Result:
 
 def without_positions(request: Request) -> Request:
     """The same call for a kernel: its positions are in the arrays."""
-    if request.positions is None:
+    if request.options.positions is None:
         return request
     from regard.compute.positioned import lowered
 
     return lowered(request)
 
 
-# The options of `regard.attention` in its order, in which the fast path takes them too.
-OPTIONS = (
-    *("mask", "bias", "causal", "window", "offset", "scale", "softcap", "sink", "precision"),
-    *("return_weights", "return_lse", "out", "kernel", "threads"),
-)
-
-
 def run_arrays(
-    query: Any,
-    key: Any,
-    value: Any,
-    *options: Any,
-    declined: bool = False,
-    rows: tuple[Array, Array] | None = None,
-    **parts: Any,
+    query: Any, key: Any, value: Any, options: Options, *, quantized: bool = False
 ) -> Any:
-    """Attention on NumPy arrays, with the OPTIONS by position.
-
-    `rows` are those of an int8 cache if key and value are their integers; `parts` are score,
-    normalize and positions. The fast path answers if it can, unless it has `declined` already;
-    else a kernel does.
-    """
-    answer = None
-    if rows is not None and not declined:
-        answer = native.fast_path_of_bytes(query, *rows, *options)
-    elif not declined:
-        placed = positions = parts.get("positions")
-        if positions is not None:
-            from regard.compute.positioned import fast
-
-            placed = fast(positions, query, key)
-        if positions is None or placed is not None:
-            answer = native.fast_path(query, key, value, *options, placed)
-    if answer is None:
-        parts["quantized"] = rows is not None
-        named = dict(zip(OPTIONS, options, strict=True))
-        kernel = named.pop("kernel")
-        answer = run(make_request(query, key, value, **named, **parts), kernel).returned
-    return answer
+    """Attention on NumPy arrays; where `quantized`, on keys and values of an int8 cache."""
+    return run(request_of(query, key, value, options, quantized=quantized)).returned
 
 
 def gradients_of_arrays(
-    query: Any, key: Any, value: Any, grad_output: Any, *, kernel: Any, **options: Any
+    query: Any, key: Any, value: Any, grad_output: Any, **options: Any
 ) -> Gradients[Array]:
     """The gradients of attention on NumPy arrays, with the options of `make_gradient_request`."""
     from regard.compute.gradients import make_gradient_request, with_positions
@@ -148,13 +119,12 @@ def gradients_of_arrays(
     call = make_gradient_request(query, key, value, grad_output, **options)
     if "sink" in call.wrt:
         call = replace(call, grad_output=_of_rows_that_see(call))
-    chosen = choose(call.request, kernel)
-    return call.fitted(with_positions(call, partial(_gradients, chosen)))
+    return call.fitted(with_positions(call, partial(_gradients, choose(call.request))))
 
 
 def _gradients(kernel: Kernel, call: GradientRequest) -> dict[str, Any]:
     """What the kernel makes, or the reference where that one cannot."""
-    made = kernel.gradients(call) if call.request.positions is None else None
+    made = kernel.gradients(call) if call.request.options.positions is None else None
     if made is None:
         from regard.compute.kernels import reference
 

@@ -42,7 +42,7 @@ class _Rows:
 
 def refused(request: Request) -> str | None:
     """None if the call's score is a dot product of rows, else why not."""
-    score = request.score
+    score = request.options.score
     if score is None:
         return None
     rows = _rows_of(score)
@@ -55,15 +55,15 @@ def refused(request: Request) -> str | None:
 
 def dot_request(request: Request) -> Request:
     """The same call as dot products of the rows that its score makes; itself without a score."""
-    if request.score is None:
+    if request.options.score is None:
         return request
-    rows = _rows_of(request.score)
+    rows = _rows_of(request.options.score)
     assert rows is not None
     if request.quantized and len(rows.key) > 1:
         request = request.with_floats()
     made = {side: _made(request, side, getattr(rows, side)) for side in _SIDES}
-    scale = _scale(request, rows)
-    return replace(request, query=made["query"], key=made["key"], score=None, scale=scale)
+    scored = request.with_options(score=None, scale=_scale(request, rows))
+    return replace(scored, query=made["query"], key=made["key"])
 
 
 def gradients(
@@ -71,8 +71,8 @@ def gradients(
 ) -> dict[str, Any] | None:
     """The gradients of a call by those of the dot products of its rows; None if there are none."""
     request = call.request
-    assert request.score is not None
-    rows = _rows_of(request.score)
+    assert request.options.score is not None
+    rows = _rows_of(request.options.score)
     assert rows is not None
     wanted = {
         side: {step.name for step in getattr(rows, side) if _input(step) in call.wrt}
@@ -163,7 +163,7 @@ def _input(step: Step) -> str:
 
 
 def _scale(request: Request, rows: _Rows) -> float:
-    scale = 1.0 if request.scale is None else request.scale
+    scale = 1.0 if request.options.scale is None else request.options.scale
     if not rows.divisor:
         return scale
     by = float(request.parameters[rows.divisor.replace("_", ".", 1)])

@@ -69,7 +69,7 @@ def unite(inputs: Mapping[str, Array], dtype: np.dtype[Any]) -> Run:
 
 def mechanism_of(request: Request) -> tuple[str | Declared, str]:
     """The kinds of score and normalisation, as the textbook has them."""
-    score, normalize = request.score, request.normalize
+    score, normalize = request.options.score, request.options.normalize
     return score.kind if score else "dot", normalize.kind if normalize else "softmax"
 
 
@@ -127,19 +127,19 @@ class Run:
             "keys": shaped(request.key, rows=False),
             "values": shaped(request.value, rows=False),
         }
-        plain = request.score is None
+        plain = request.options.score is None
         numbers = {
-            "width": request.query.shape[-1] if plain and request.scale is None else None,
-            "scale": request.scale,
-            "softcap": request.softcap,
+            "width": request.query.shape[-1] if plain and request.options.scale is None else None,
+            "scale": request.options.scale,
+            "softcap": request.options.softcap,
         }
         inputs |= {name: np.asarray(float(n)) for name, n in numbers.items() if n is not None}
         if request.own_bias is not None:
             inputs["bias"] = shaped(request.own_bias)
-        if request.sink is not None:
-            inputs["sink"] = request.sink if has_heads else request.sink[..., 0]
+        if request.options.sink is not None:
+            inputs["sink"] = request.options.sink if has_heads else request.options.sink[..., 0]
         inputs |= {name.replace(".", "_"): own for name, own in request.parameters.items()}
-        if request.positions is not None:
+        if request.options.positions is not None:
             own, sizes = given_positions(request, has_heads=has_heads, has_rows=has_rows)
             inputs |= own
             heads = {**heads, **sizes}
@@ -152,7 +152,7 @@ class Run:
             rows=has_rows,
             masked=request.rules is not None,
             softmax=softmax,
-            default_scale=request.scale is None,
+            default_scale=request.options.scale is None,
             score=score,
             normalize=normalize,
         )

@@ -95,13 +95,17 @@ class HeadInFloat64:
         request, at = self.request, (*self.batch, self.head)
         dots, power = self._dots(rows)
         width = request.query.shape[-1]
-        scale = request.scale if request.scale is not None else 1 / math.sqrt(width or 1)
+        scale = (
+            request.options.scale
+            if request.options.scale is not None
+            else 1 / math.sqrt(width or 1)
+        )
         own, up = np.frexp(scale)
         x = _pair(dots * own, power + int(up))
-        if request.softcap is not None:
-            own, up = np.frexp(request.softcap)
+        if request.options.softcap is not None:
+            own, up = np.frexp(request.options.softcap)
             part = _times(x[0] / own, x[1] - int(up))
-            bounded = request.softcap * np.tanh(part)
+            bounded = request.options.softcap * np.tanh(part)
             # A softcap changes a number far below it by less than rounding does.
             small = np.abs(part) < 2.0**-30
             x = np.where(small, x[0], bounded), np.where(small, x[1], 0)
@@ -119,7 +123,7 @@ def extended_range_rows(
     A weight that underflows to 0 is still positive, so an infinite value that is seen makes its
     column infinite.
     """
-    sink, keys = own.request.sink, len(own.value)
+    sink, keys = own.request.options.sink, len(own.value)
     with np.errstate(all="ignore"):
         fraction, exponent = own.logits(rows)
         if sink is not None:  # one more key, without a value

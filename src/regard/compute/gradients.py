@@ -44,7 +44,7 @@ class GradientRequest:
         """The shape of an input's gradient before sums over its broadcast axes."""
         request = self.request
         if name == "bias":
-            bias = request.bias
+            bias = request.options.bias
             assert bias is not None
             return (1,) * (len(request.shape) - bias.ndim) + bias.shape
         if name == "sink":
@@ -84,7 +84,7 @@ class GradientRequest:
             return
         request, lse = self.request, np.abs(self.lse.astype(np.float64))
         unit = max(np.finfo(one).eps for one in (self.lse.dtype, request.accumulator)) / 2
-        scale = request.scale
+        scale = request.options.scale
         if scale is None:
             scale = 1 / math.sqrt(request.query.shape[-1] or 1)
         group = request.shape[-3] // request.key.shape[-3]
@@ -141,7 +141,7 @@ def with_positions(
     call: GradientRequest, of_kernel: Callable[[GradientRequest], dict[str, Any]]
 ) -> dict[str, Any]:
     """The gradients of a call with positions: a kernel's, those of query and key turned back."""
-    request, positions = call.request, call.request.positions
+    request, positions = call.request, call.request.options.positions
     if positions is None or call.wrt & {f"positions.{name}" for name in positions.parameters()}:
         return of_kernel(call)  # by the declared steps
     turned = isinstance(positions, Rotary)
@@ -149,7 +149,7 @@ def with_positions(
     if isinstance(positions, Rotary):
         arrays: dict[str, Any] = {name: made[name] for name in ("query", "key") if name in call.wrt}
         dtypes = {name: call.dtype(name) for name in arrays}
-        made |= Rotation.of(positions, request).back(arrays, dtypes, request.threads)
+        made |= Rotation.of(positions, request).back(arrays, dtypes, request.options.threads)
     return made
 
 
@@ -186,15 +186,13 @@ def make_gradient_request(
     lse: Any = None,
     grad_lse: Any = None,
     wrt: Any = ("query", "key", "value"),
-    bias: Any = None,
-    sink: Any = None,
-    **options: Any,
+    **stated: Any,
 ) -> GradientRequest:
     """Check one call of `regard.gradients`, with the options of `make_request` too."""
     given = {"query": query, "key": key, "value": value}
-    given |= {name: x for name, x in (("bias", bias), ("sink", sink)) if x is not None}
+    given |= {name: x for name in ("bias", "sink") if (x := stated.get(name)) is not None}
     inputs: dict[str, Any] = {name: as_array(name, x) for name, x in given.items()}
-    request = make_request(**inputs, **options)
+    request = make_request(**{**stated, **inputs})
     inputs |= request.parameters
     wanted = wanted_names(wrt, (*INPUTS, *request.parameters), {*inputs, "scale"})
     for name in wanted - {"scale"}:
@@ -237,13 +235,13 @@ def _check_parts(request: Request, wanted: Collection[str], output: Any, grad_ls
             f"output and lse save a softmax over dot products the work of computing them again, "
             f"but this call has {part.option}={part}; leave them out"
         )
-    if grad_lse is not None and request.normalize is not None:
+    if grad_lse is not None and request.options.normalize is not None:
         raise OptionError(
-            f"grad_lse is given, but {request.normalize} has no log-sum-exp; leave it out"
+            f"grad_lse is given, but {request.options.normalize} has no log-sum-exp; leave it out"
         )
-    if "scale" in wanted and request.score is not None and request.scale is None:
+    if "scale" in wanted and request.options.score is not None and request.options.scale is None:
         raise OptionError(
-            f'wrt has "scale", but {request.score} has none by itself; pass ',
+            f'wrt has "scale", but {request.options.score} has none by itself; pass ',
             Setting("scale", 1.0),
             ", or leave it out",
         )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
-from regard.boundary import absent, answering
+from regard.boundary import absent, answering, taking
 from regard.boundary.arguments import as_int, read_array
 from regard.boundary.arrays import Array, lend
-from regard.compute import dispatch, quantized
+from regard.compute import dispatch, native, quantized
 from regard.compute.kv_buffers import (
     CHUNK,
     alike,
@@ -32,6 +32,7 @@ from regard.compute.kv_buffers import (
     tokens_of,
     with_room,
 )
+from regard.compute.options import BY_POSITION, DEFAULTS, DOT, SOFTMAX, Options
 from regard.compute.request import check_window
 from regard.compute.visibility import Placed
 from regard.errors import OptionError, naming_shapes
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regard.compute.kv_buffers import Count
-    from regard.compute.options import (
+    from regard.compute.option_types import (
         ArrayIn,
         Ints,
         Numbers,
@@ -210,26 +211,9 @@ class KVCache:
     @overload
     def attend(self, query: T, **options: Unpack[StepForBoth[T]]) -> OutputWeightsLse[T]: ...
     @answering
+    @taking(DEFAULTS, "offset", "positions")
     def attend(
-        self,
-        query: Any,
-        *,
-        lengths: Any = None,
-        causal: bool = True,
-        mask: Any = None,
-        bias: Any = None,
-        window: tuple[int | None, int | None] | None = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sink: Any = None,
-        precision: Any = "working",
-        return_weights: bool = False,
-        return_lse: bool = False,
-        out: Any = None,
-        kernel: str | None = None,
-        threads: int | None = None,
-        score: Any = "dot",
-        normalize: Any = "softmax",
+        self, query: Any, *, lengths: Any = None, causal: bool = True, **options: Any
     ) -> Any:
         """Attention of the last tokens' queries over the cache.
 
@@ -269,37 +253,41 @@ class KVCache:
             raise OptionError("the cache was never appended to; append the keys and values first")
         held = self._end - self._start
         slots = most_of(held)
-        held_rows = self._buffers[0][..., :slots, :], self._buffers[1][..., :slots, :]
-        key, value = map(numbers_of, held_rows)
-        (query, out), give_back = lend(query=query, out=out)
-        query = read_array("query", query)
+        rows = self._buffers[0][..., :slots, :], self._buffers[1][..., :slots, :]
+        in_bytes = rows[0].dtype == np.int8
+        key, value = map(numbers_of, rows) if in_bytes else rows
+        (query, out), give_back = lend(query=query, out=options.pop("out", None))
+        if type(query) is not np.ndarray:
+            query = read_array("query", query)
         with naming_shapes(query=query, key=key, value=value):
             queries = 1 if query.ndim < 2 else query.shape[-2]
             count = check_lengths(lengths, queries, key.shape[:-3])
             position = self._end - count
             if queries == 1 and isinstance(causal, bool):
                 causal = False  # nothing is later than the last token
-            rules = rules_of(self._window, mask, held, count, queries)
-            positioned = window is not None or (rules is not None and rules.uses_position)
+            rules = rules_of(self._window, options.pop("mask", None), held, count, queries)
+            positioned = options.get("window") is not None or (
+                rules is not None and rules.uses_position
+            )
             if causal or positioned:
                 self._check_positions(position, count)
-            query = self._turned(query, "query", position)
-            placed = None if self._rotates else self._positions
+            placed = self._positions
+            if self._rotates:
+                query, placed = self._turned(query, "query", position), None
             aligned = rules is None and not positioned and (not causal or position == 0)
             offset = None
             if not aligned or placed is not None:  # the cache knows where its tokens are
                 first = np.asarray(position - self._start)[..., None]
                 offset = Placed(first + np.arange(queries))
-            rows = held_rows if key.dtype == np.int8 else None
-            texts = isinstance(score, str) and isinstance(normalize, str)
-            plain = texts and (score, normalize) == ("dot", "softmax")
-            # fmt: off
-            result = dispatch.run_arrays(query, key, value, rules, bias, causal, window, offset,
-                                         scale, softcap, sink, precision, return_weights,
-                                         return_lse, out, kernel, threads,
-                                         declined=not plain or placed is not None, rows=rows,
-                                         score=score, normalize=normalize, positions=placed)
-            # fmt: on
+            call = Options(
+                mask=rules, causal=causal, offset=offset, out=out, positions=placed, **options
+            )
+            result = None
+            if placed is None and call.score is DOT and call.normalize is SOFTMAX:
+                fast = native.fast_path_of_bytes if in_bytes else native.fast_path
+                result = fast(query, *rows, *call[:BY_POSITION])
+            if result is None:
+                result = dispatch.run_arrays(query, key, value, call, quantized=in_bytes)
         return give_back(result)
 
     # --- files ---------------------------------------------------------------------------------

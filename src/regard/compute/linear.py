@@ -31,7 +31,7 @@ def run(request: Request) -> Array:
                 for array in (request.query[(*batch, head)], request.key[own], request.value[own])
             )
             first = keys
-            if request.mask is not None and rows:
+            if request.options.mask is not None and rows:
                 first = int(request.query_positions[(*batch, 0)]) + 1
             made = _of_head(_features(query), _features(key), value, first, rows)
             with np.errstate(all="ignore"):

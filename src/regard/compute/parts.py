@@ -19,6 +19,7 @@ from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.kernels import fused
 from regard.compute.kernels.fused import CHUNK
+from regard.compute.options import Options
 from regard.compute.positioned import Places, Rotation, as_places
 from regard.compute.request import Request, check_options, make_request
 from regard.compute.visibility import All, AnyOf, Boolean, Combined, Mask
@@ -52,33 +53,35 @@ class Part:
 
     def of(self, query: Array, key: Array, value: Array, extras: dict[str, Array]) -> Request:
         """The part as a request of its own; `extras` has a mask and a bias for its cells."""
-        rules = self.request.mask
+        rules = self.request.options.mask
         if "mask" in extras:
             mask = Boolean(extras["mask"])
             rules = mask if rules is None else rules & mask
-        bias = extras.get("bias", self.request.bias)
-        request = replace(self.request, query=query, key=key, value=value, mask=rules, bias=bias)
-        positions = np.broadcast_to(np.asarray(self.positions), (*request.lead, query.shape[-2]))
-        request = replace(request, query_positions=positions)
-        if isinstance(request.positions, Rotary):
+        bias = extras.get("bias", self.request.options.bias)
+        options = self.request.options._replace(mask=rules, bias=bias)
+        if isinstance(options.positions, Rotary):
             places = {"query_positions": self.query_places, "key_positions": self.key_places}
             given: dict[str, Any] = {
                 name: np.asarray(one, np.float64) for name, one in places.items()
             }
             turned = Rotary(
-                interleaved=request.positions.interleaved,
-                frequencies=request.positions.frequencies,
-                attention_factor=request.positions.factor,
+                interleaved=options.positions.interleaved,
+                frequencies=options.positions.frequencies,
+                attention_factor=options.positions.factor,
                 **given,
             )
-            request = replace(request, positions=turned)
-        return dispatch.without_positions(request)
+            options = options._replace(positions=turned)
+        request = replace(self.request, query=query, key=key, value=value, options=options)
+        positions = np.broadcast_to(np.asarray(self.positions), (*request.lead, query.shape[-2]))
+        return dispatch.without_positions(replace(request, query_positions=positions))
 
 
 def refused(request: Request) -> str | None:
     """Why a call cannot be computed in parts of its keys, or None."""
-    if request.return_weights:
+    if request.options.return_weights:
         return "weights take a number for each pair; ask for some rows of them"
+    if request.options.kernel not in (None, fused.name):
+        return "kernel names another; leave it out"
     return fused.supports(request)
 
 
@@ -100,10 +103,10 @@ def without_cells(request: Request, cells: Mapping[str, Any], options: Any) -> R
     """The call without a mask and a bias of cells: they go to the parts with their keys."""
     if "mask" in cells:
         given = {n: options[n] for n in ("causal", "window", "offset") if n in options}
-        rules = check_options(request.shape, len(request.shape), **given)["mask"]
-        request = replace(request, mask=rules)
+        rest, _ = check_options(request.shape, len(request.shape), Options(**given))
+        request = request.with_options(mask=rest["mask"])
     if "bias" in cells:
-        request = replace(request, bias=np.zeros((1, 1), cells["bias"].dtype))
+        request = request.with_options(bias=np.zeros((1, 1), cells["bias"].dtype))
     return request
 
 
@@ -119,7 +122,8 @@ def part_of(request: Request, place: Place) -> Part:
         name: np.empty((0, 0, 0), getattr(request, name).dtype)
         for name in ("query", "key", "value")
     }
-    positions, places = request.positions, {}
+    options, places = request.options, {}
+    mask, bias, sink, positions = options.mask, options.bias, options.sink, options.positions
     if isinstance(positions, Rotary):
         rotation = Rotation.of(positions, request)
         places = {
@@ -135,17 +139,21 @@ def part_of(request: Request, place: Place) -> Part:
         positions = Alibi(positions.slopes_of(request.shape[-3])[heads])
     elif isinstance(positions, RelativeBias):
         positions = _with_table(positions, positions.table[heads])
+    options = options._replace(
+        mask=None if mask is None else _rule(mask, place, heads),
+        bias=None if bias is None else _cells(bias, place, heads),
+        sink=None if sink is None else np.array(sink[(*place.batch, heads)]),
+        positions=positions,
+        out=None,
+    )
+    nowhere = np.empty(0, np.int64)
     cut = replace(
         request,
         **arrays,
-        mask=None if request.mask is None else _rule(request.mask, place, heads),
-        bias=None if request.bias is None else _cells(request.bias, place, heads),
-        query_positions=np.empty(0, np.int64),
-        sink=None if request.sink is None else np.array(request.sink[(*place.batch, heads)]),
-        positions=positions,
+        options=options,
+        query_positions=nowhere,
         has_heads=True,
         has_rows=True,
-        out=None,
     )
     return Part(cut, as_places(_positions(request, place) - place.keys.start), **places)
 
@@ -203,7 +211,7 @@ def may_see(request: Request, place: Place) -> bool:
     if not positions.size:
         return False
     reach = int(positions.min()), int(positions.max())
-    return request.mask is None or _may_see(request.mask, request, place, reach)
+    return request.options.mask is None or _may_see(request.options.mask, request, place, reach)
 
 
 def _positions(request: Request, place: Place) -> NDArray[np.int64]:
@@ -243,7 +251,7 @@ def _may_see(rule: Mask, request: Request, place: Place, positions: tuple[int, i
 def no_states(request: Request) -> Array:
     """States to begin with: none."""
     call = (*request.shape[:-1], 3 + request.value.shape[-1])
-    far = request.scale and not 1e-30 < abs(request.scale) < 1e30
+    far = request.options.scale and not 1e-30 < abs(request.options.scale) < 1e30
     return np.empty((0, *call), np.float64 if far else request.accumulator)
 
 
@@ -269,8 +277,9 @@ def finish(request: Request, states: Array) -> tuple[Array, Array, NDArray[np.bo
 def _without_keys(request: Request) -> Request:
     """The call with no keys: states need what makes numbers of scores, and the sink."""
     none = {name: getattr(request, name)[..., :0, :] for name in ("key", "value")}
-    bias = None if request.bias is None else np.zeros((1, 0), request.bias.dtype)
-    return replace(request, **none, mask=None, bias=bias)
+    bias = request.options.bias
+    bias = None if bias is None else np.zeros((1, 0), bias.dtype)
+    return replace(request, **none, options=request.options._replace(mask=None, bias=bias))
 
 
 def of_no_keys(part: Part, widths: tuple[int, int], query: Array) -> Request:
@@ -281,7 +290,7 @@ def of_no_keys(part: Part, widths: tuple[int, int], query: Array) -> Request:
         np.empty((*query.shape[:-3], groups, 0, width), dtype)
         for width, dtype in zip(widths, types, strict=True)
     )
-    plain = replace(part.request, mask=None, positions=None)
+    plain = part.request.with_options(mask=None, positions=None)
     return Part(plain, part.positions).of(query, key, value, {})
 
 
@@ -330,7 +339,7 @@ def make_again(request: Request, rows: NDArray[np.bool_], output: Array, lse: Ar
                 request.value[of_group],
                 {},
             )
-            made = fused.run(replace(one, return_lse=request.normalize is None))
+            made = fused.run(one.with_options(return_lse=request.options.normalize is None))
             inside = (*(0 for _ in batch), head - group * shared)
             output[(*at, some)] = made.output[inside]
             if made.lse is not None:

@@ -33,27 +33,29 @@ Places = range | Array  # consecutive positions, or any
 
 def lowered(request: Request) -> Request:
     """The call that a kernel answers: without positions, which are in its arrays."""
-    positions = request.positions
+    positions = request.options.positions
     if isinstance(positions, Rotary):
         arrays = {"query": request.query, "key": request.key}
-        turned = Rotation.of(positions, request).turned(arrays, request.threads)
-        return replace(request, query=turned["query"], key=turned["key"], positions=None)
+        turned = Rotation.of(positions, request).turned(arrays, request.options.threads)
+        plain = request.with_options(positions=None)
+        return replace(plain, query=turned["query"], key=turned["key"])
     if positions is None:
         return request
     bias, rows = _along_diagonals(request, positions)
-    placed = replace(request, bias=bias, bias_rows=rows, positions=None)
-    if request.bias is None:
+    placed = replace(request.with_options(bias=bias, positions=None), bias_rows=rows)
+    if request.options.bias is None:
         return placed
     with np.errstate(all="ignore"):
-        return replace(placed, bias=request.bias + placed.own_bias, bias_rows=None)
+        both = placed.with_options(bias=request.options.bias + placed.own_bias)
+        return replace(both, bias_rows=None)
 
 
 def turns_of(request: Request) -> tuple[Array, Array, Array, Array, bool] | None:
     """For a kernel that turns rows itself: cosines and sines of queries, then of keys, and whether
     pairs are side by side. None if it cannot, or there is nothing to turn.
     """
-    positions = request.positions
-    if not isinstance(positions, Rotary) or request.score is not None:
+    positions = request.options.positions
+    if not isinstance(positions, Rotary) or request.options.score is not None:
         return None
     for array in (request.query, request.key):
         if not (is_float(array.dtype) and array.dtype.isnative):
@@ -188,7 +190,7 @@ def given_positions(
     request: Request, *, has_heads: bool, has_rows: bool
 ) -> tuple[dict[str, Array], dict[str, int]]:
     """What the declared steps of a call's positions are given, by step, and their sizes."""
-    positions = request.positions
+    positions = request.options.positions
     query, key = _numbers(_query_places(request)), _numbers(_key_places(request))
     given = {"query_positions": query, "key_positions": key}
     sizes: dict[str, int] = {}
@@ -214,7 +216,7 @@ def given_positions(
 
 def _query_places(request: Request) -> Places:
     """The positions of the queries: consecutive ones, or (L,), or (…, L)."""
-    given = request.positions.query_positions if request.positions else None
+    given = request.options.positions.query_positions if request.options.positions else None
     rows = request.shape[-2]
     if given is not None:
         return given if given.ndim == 1 else np.broadcast_to(given, (*request.lead, rows))
@@ -229,7 +231,7 @@ def as_places(positions: NDArray[np.int64]) -> Places:
 
 
 def _key_places(request: Request) -> Places:
-    given = request.positions.key_positions if request.positions else None
+    given = request.options.positions.key_positions if request.options.positions else None
     rows = request.shape[-1]
     if given is not None:
         return given if given.ndim == 1 else np.broadcast_to(given, (*request.lead, rows))

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 64
 
 
-def weights_of_rows(
-    query: Any, key: Any, lse: Any, *, rows: Any, kernel: str | None, **options: Any
-) -> Array:
+def weights_of_rows(query: Any, key: Any, lse: Any, *, rows: Any, **options: Any) -> Array:
     """What `regard.weights` returns."""
     request, logs = checked(query, key, lse, options)
     chosen, is_one = row_numbers(rows, request)
@@ -41,14 +39,14 @@ def weights_of_rows(
     whole = replace(plain, has_heads=True, has_rows=True)
     for place, run in runs(chosen):
         here = result[..., place : place + run.stop - run.start, :]
-        fill(here, whole.of_rows(run), logs[..., run], run.start, kernel)
+        fill(here, whole.of_rows(run), logs[..., run], run.start)
     natural = request.natural(result)
     return natural[..., 0, :] if is_one else natural
 
 
-def fill(result: Array, part: Request, lse: Array, first: int, kernel: str | None) -> None:
+def fill(result: Array, part: Request, lse: Array, first: int) -> None:
     """The weights (…, H, rows, S) of a call with some rows, of which the first has this number."""
-    made = dispatch.run(part, kernel)
+    made = dispatch.run(part)
     result[...] = made.weights
     _share(part, made, lse, result, first)
 
@@ -89,7 +87,7 @@ def checked(query: Any, key: Any, lse: Any, options: dict[str, Any]) -> tuple[Re
 
 def as_dot(request: Request) -> Request:
     """The call as dot products of rows, of which a log-sum-exp is known as exactly as of others."""
-    if request.score is None:
+    if request.options.score is None:
         return request
     from regard.compute.dot_of_rows import dot_request
 
@@ -101,9 +99,9 @@ def check_score(request: Request) -> None:
     """Refuse a score that is no dot product of rows."""
     from regard.compute.dot_of_rows import refused
 
-    if request.score is not None and refused(request) is not None:
+    if request.options.score is not None and refused(request) is not None:
         raise OptionError(
-            f"weights takes scores that are dot products, and {request.score} is none; "
+            f"weights takes scores that are dot products, and {request.options.score} is none; "
             "attention(…, return_weights=True) returns its weights"
         )
 
@@ -190,7 +188,7 @@ def _sights(part: Request) -> Iterator[tuple[tuple[int, ...], Array, Array]]:
     """For each head: its index, the visible keys, and a bound on the size of visible logits."""
     *_, heads, rows, keys = part.shape
     groups = part.key.shape[-3]
-    scale = part.scale
+    scale, sink = part.options.scale, part.options.sink
     if scale is None:
         scale = 1 / math.sqrt(part.query.shape[-1] or 1)
     rules = part.rules
@@ -208,8 +206,8 @@ def _sights(part: Request) -> Iterator[tuple[tuple[int, ...], Array, Array]]:
                 if part.own_bias is not None:
                     bias = part.own_bias[at].astype(np.float64)
                     size = size + _largest(visible, np.abs(bias))
-                if part.sink is not None:
-                    size = size + abs(float(part.sink[at]))
+                if sink is not None:
+                    size = size + abs(float(sink[at]))
             yield at, visible, np.nan_to_num(size, nan=np.inf)
 
 

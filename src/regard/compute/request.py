@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from regard.boundary.arguments import (
 )
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
+from regard.compute.options import DOT, SOFTMAX, Options
 from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
 from regard.compute.visibility import (
     AllowedByBias,
@@ -50,44 +51,35 @@ MAX_AXES = 32  # what NumPy broadcasts
 class Request:
     """Arrays (…, H, L, D), (…, G, S, D), (…, G, S, E) with common leading axes, and the options.
 
-    Without `has_heads` the caller's arrays have no axis of heads, without `has_rows` the query is
-    one vector; here those axes have length 1.
+    Of the options, `mask` has every rule, causal and window too; an offset is in the positions of
+    queries. Without `has_heads` the caller's arrays have no axis of heads, without `has_rows` the
+    query is one vector; here those axes have length 1.
     """
 
     query: Array
     key: Array
     value: Array
-    mask: Mask | None
-    bias: Array | None
+    options: Options
     query_positions: NDArray[np.int64]  # (…, L): where each query is; key j is at j
-    scale: float | None  # None: 1/√D
-    softcap: float | None
-    sink: Array | None  # (…, H)
     dtype: np.dtype[Any]  # of output and weights
-    precision: Literal["working", "high", "exact"]
     has_heads: bool
     has_rows: bool
-    return_weights: bool = False
-    return_lse: bool = False
-    out: Array | None = None
-    threads: int | None = None
     quantized: bool = False  # key and value are the integers of `quantized` rows
-    score: Score | None = None  # None: the dot product
-    normalize: Normalizer | None = None  # None: the softmax
-    positions: Positions | None = None
     bias_rows: NDArray[np.int64] | None = None  # (…, L): each query's row of bias; None: row i
 
     @property
     def parts(self) -> tuple[Score | Normalizer, ...]:
         """The score and the normalisation, where they are not the plain ones."""
-        return tuple(part for part in (self.score, self.normalize) if part is not None)
+        options = self.options
+        return tuple(part for part in (options.score, options.normalize) if part is not None)
 
     @property
     def parameters(self) -> dict[str, Array]:
         """What these were given, under names such as "score.W"."""
+        positions = self.options.positions
         return {
             f"{part.option}.{name}": array
-            for part in (*self.parts, *([] if self.positions is None else [self.positions]))
+            for part in (*self.parts, *([] if positions is None else [positions]))
             for name, array in part.parameters().items()
         }
 
@@ -104,12 +96,12 @@ class Request:
     @property
     def output_dtype(self) -> np.dtype[Any]:
         """The dtype of the output: that of `out`, which may be the wider one of the sums."""
-        return self.dtype if self.out is None else self.out.dtype
+        return self.dtype if self.options.out is None else self.options.out.dtype
 
     @property
     def accumulator(self) -> np.dtype[Any]:
         """The dtype in which the call is computed."""
-        if self.precision == "exact" or self.dtype == np.float64:
+        if self.options.precision == "exact" or self.dtype == np.float64:
             return np.dtype(np.float64)
         return np.dtype(np.float32)
 
@@ -121,28 +113,37 @@ class Request:
     @cached_property
     def own_bias(self) -> Array | None:
         """The bias (…, H, L, S), each query's own row."""
-        if self.bias is None or self.bias_rows is None:
-            return self.bias if self.bias is None else spread(self.bias, self.shape)
+        bias = self.options.bias
+        if bias is None or self.bias_rows is None:
+            return bias if bias is None else spread(bias, self.shape)
         rows = spread(self.bias_rows, (*self.lead, self.shape[-2]))[..., None, :, None]
-        return np.take_along_axis(self.bias, rows, axis=-2)
+        return np.take_along_axis(bias, rows, axis=-2)
 
     @cached_property  # reading the whole bias takes long, and not every kernel needs it
     def rules(self) -> Mask | None:
         """Every rule that may hide a key, −inf in the bias included."""
-        if self.bias is None or not (self.bias == -np.inf).any():
-            return self.mask
+        mask, bias = self.options.mask, self.options.bias
+        if bias is None or not (bias == -np.inf).any():
+            return mask
         allowed = AllowedByBias(self.own_bias)
-        return allowed if self.mask is None else self.mask & allowed
+        return allowed if mask is None else mask & allowed
+
+    def with_options(self, **changes: Any) -> Request:
+        """The same call with some checked options changed."""
+        return replace(self, options=self.options._replace(**changes))
 
     def of_rows(self, rows: slice) -> Request:
         """The same call for some rows, from `start` to `stop`, each at its own position."""
-        own = self.bias_rows
+        mask, bias, chosen = self.options.mask, self.options.bias, self.bias_rows
+        options = self.options._replace(
+            mask=None if mask is None else mask.of_rows(rows),
+            bias=bias if bias is None or chosen is not None else rows_of(bias, rows),
+        )
         return replace(
             self,
             query=self.query[..., rows, :],
-            mask=None if self.mask is None else self.mask.of_rows(rows),
-            bias=self.bias if self.bias is None or own is not None else rows_of(self.bias, rows),
-            bias_rows=None if own is None else own[..., rows],
+            options=options,
+            bias_rows=None if chosen is None else chosen[..., rows],
             query_positions=self.query_positions[..., rows],
         )
 
@@ -194,39 +195,39 @@ class Result:
 
 
 def make_request(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    precision: Any = "working",
-    return_weights: bool = False,
-    return_lse: bool = False,
-    out: Any = None,
-    threads: Any = None,
-    quantized: bool = False,
-    **options: Any,
+    query: Any, key: Any, value: Any, *, quantized: bool = False, **options: Any
 ) -> Request:
-    """Check one call, with the options of `check_options` too, and bring it into one form.
+    """The same as `request_of`, with options by their names."""
+    return request_of(query, key, value, Options(**options), quantized=quantized)
+
+
+def request_of(
+    query: Any, key: Any, value: Any, options: Options, *, quantized: bool = False
+) -> Request:
+    """Check one call, and bring it into one form.
 
     With `quantized` keys and values the result has the query's dtype.
     """
+    query = as_array("query", query, _AND_MASK)
+    key, value = as_array("key", key, _AND_MASK), as_array("value", value, _AND_MASK)
     arrays = {"query": query, "key": key, "value": value}
-    arrays = {name: as_array(name, x, "{}.data and a mask=") for name, x in arrays.items()}
-    dtype = result_dtype({"query": arrays["query"]} if quantized else arrays)
-    has_rows = arrays["query"].ndim != 1
-    has_heads = max(array.ndim for array in arrays.values()) > 2
+    dtype = result_dtype({"query": query} if quantized else arrays)
+    has_rows = query.ndim != 1
+    has_heads = query.ndim > 2 or key.ndim > 2 or value.ndim > 2
     q, k, v = check_arrays(arrays)
     shape = (*q.shape[:-1], k.shape[-2])
-    checked = check_options(shape, len(shape) - 3 + has_heads + has_rows + 1, **options)
-    if not (isinstance(precision, str) and precision in ("working", "high", "exact")):
+    shown = len(shape) - 3 + has_heads + has_rows + 1
+    checked, query_positions = check_options(shape, shown, options)
+    precision: Any = options.precision
+    if not isinstance(precision, str) or precision not in ("working", "high", "exact"):
         raise OptionError(
             f'precision must be "working", "high" or "exact", not {safe_text(repr(precision), 60)}'
         )
     if checked["score"] is not None:
         checked["score"].check(q.shape[-1])
-    if checked["positions"] is not None:
+    if options.positions is not None:
         checked["positions"].fits(q.shape[-1], shape)
-    if checked["normalize"] is not None and as_flag("return_lse", return_lse):
+    if checked["normalize"] is not None and as_flag("return_lse", options.return_lse):
         raise OptionError(
             "return_lse asks for the logarithm of a softmax's sum of exponentials, which "
             f"{checked['normalize']} does not have; leave it out"
@@ -237,22 +238,30 @@ def make_request(
             " accumulates in float64, but the inputs are float64 already; "
             "there is nothing wider: leave precision out",
         )
+    for name in ("return_weights", "return_lse"):
+        stated = getattr(options, name)
+        if type(stated) is not bool:
+            checked[name] = as_flag(name, stated)
+    if options.threads is not None:
+        checked["threads"] = check_threads(options.threads)
     request = Request(
         query=q,
         key=k,
         value=v,
-        **checked,
+        options=options._replace(**checked),
+        query_positions=query_positions,
         dtype=dtype,
-        precision=cast('Literal["working", "high", "exact"]', precision),
         has_heads=has_heads,
         has_rows=has_rows,
-        return_weights=as_flag("return_weights", return_weights),
-        return_lse=as_flag("return_lse", return_lse),
-        threads=check_threads(threads),
         quantized=quantized,
     )
-    return request if out is None else replace(request, out=_check_out(request, out))
+    if options.out is not None:
+        _check_out(request, options.out)
+    return request
 
+
+# What to pass in place of a MaskedArray.
+_AND_MASK = "{}.data and a mask="
 
 # What a loss is made of: the target of the result, or the loss's gradient there.
 LOSS = ("target", "grad_output")
@@ -311,10 +320,11 @@ def check_arrays(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
         if array.ndim > MAX_AXES:
             raise ShapeError(f"{name} has {array.ndim} axes; at most {MAX_AXES} broadcast")
     of_query, of_key, of_value = arrays
-    query, key, value = (
-        array if array.ndim > 2 else array.reshape((1,) * (3 - array.ndim) + array.shape)
-        for array in arrays.values()
-    )
+    given = [*arrays.values()]
+    for n, array in enumerate(given):
+        if array.ndim < 3:
+            given[n] = array.reshape((1,) * (3 - array.ndim) + array.shape)
+    query, key, value = given
     if key.shape[-1] != query.shape[-1]:
         raise ShapeError(
             f"{of_query} is {query.shape[-1]} wide but {of_key} is {key.shape[-1]} wide; "
@@ -334,8 +344,10 @@ def check_arrays(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
             + _rows_first(query, key)
         )
     leads = (query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    if leads[0] == leads[1] == leads[2]:
+        return query, key, value
     try:
-        lead = leads[0] if leads[0] == leads[1] == leads[2] else np.broadcast_shapes(*leads)
+        lead = np.broadcast_shapes(*leads)
     except ValueError:
         raise ShapeError(
             f"the leading axes of {of_query} {leads[0]}, {of_key} {leads[1]} and {of_value} "
@@ -356,76 +368,71 @@ def _rows_first(query: Array, key: Array) -> str:
 
 
 def check_options(
-    shape: tuple[int, ...],
-    shown: int,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    causal: Any = False,
-    window: Any = None,
-    offset: Any = None,
-    scale: Any = None,
-    softcap: Any = None,
-    sink: Any = None,
-    score: Any = None,
-    normalize: Any = None,
-    positions: Any = None,
-) -> dict[str, Any]:
-    """Fields of the `Request` with scores (…, H, L, S), of which the caller sees `shown` axes."""
-    rules = _rules(
-        mask, as_flag("causal", causal, "; how positions are aligned is offset="), window
-    )
+    shape: tuple[int, ...], shown: int, options: Options
+) -> tuple[dict[str, Any], NDArray[np.int64]]:
+    """The options as a `Request` has them, those that change, and the position of each query.
+
+    Scores are (…, H, L, S), of which the caller sees `shown` axes.
+    """
+    checked: dict[str, Any] = {"causal": False, "window": None, "offset": None}  # they are in:
+    checked["mask"] = rules = _rules(options)
     if rules is not None:
         rules.check(shape, shown)
-    positions = as_positions(positions)
-    if bias is not None:
-        bias = as_added("bias", bias)
+    positions = None
+    if options.positions is not None:
+        checked["positions"] = positions = as_positions(options.positions)
+    if options.bias is not None:
+        checked["bias"] = bias = as_added("bias", options.bias)
         check_broadcast("bias", bias.shape, shape, shown)
-    return {
-        "mask": rules,
-        "bias": bias,
-        "query_positions": _positions(offset, rules, positions, shape),
-        "positions": positions,
-        "scale": None if scale is None else _scale(scale),
-        "softcap": None if softcap is None else _softcap(softcap),
-        "sink": None if sink is None else _sink(sink, shape[:-2]),
-        **_parts(
-            score, normalize, {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink}
-        ),
-    }
+    query_positions = _positions(options.offset, rules, positions, shape)
+    if options.scale is not None:
+        checked["scale"] = _scale(options.scale)
+    if options.softcap is not None:
+        checked["softcap"] = _softcap(options.softcap)
+    if options.sink is not None:
+        checked["sink"] = _sink(options.sink, shape[:-2])
+    checked["score"] = checked["normalize"] = None
+    if options.score is not DOT or options.normalize is not SOFTMAX:
+        checked["score"], checked["normalize"] = _parts(options)
+    return checked, query_positions
 
 
-def _parts(score: Any, normalize: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def _parts(options: Options) -> tuple[Score | None, Normalizer | None]:
     """Score and normalisation, which must go together, and with the options of the call."""
-    score, normalize = as_score(score), as_normalizer(normalize)
-    if normalize is not None and options["sink"] is not None:
+    score, normalize = as_score(options.score), as_normalizer(options.normalize)
+    if normalize is None:
+        return score, None
+    if options.sink is not None:
         raise OptionError(
             f"sink takes part in the sum of a softmax, and {normalize} has none; leave sink out, "
             'or leave normalize at "softmax"'
         )
-    if normalize is not None and normalize.kind == "proportional":
+    if normalize.kind == "proportional":
         if score is None or score.kind != "features":
             raise OptionError(
                 f"{normalize} takes shares of scores that are never negative, and those of "
                 f"{score or 'a dot product'} may be; pass score=regard.scores.Features()"
             )
         for name in ("scale", "softcap", "bias"):
-            if options[name] is not None:
+            if getattr(options, name) is not None:
                 mend = "; what a bias of -inf hides, mask= hides too" if name == "bias" else ""
                 raise OptionError(
                     f"{name} changes scores, of which {normalize} takes the shares; leave it out, "
                     f'or leave normalize at "softmax"{mend}'
                 )
-    return {"score": score, "normalize": normalize}
+    return score, normalize
 
 
-def _rules(mask: Any, causal: bool, window: Any) -> Mask | None:
+def _rules(options: Options) -> Mask | None:
     """mask, causal and window as one rule: a key must pass all of them."""
-    rules: list[Mask] = [] if mask is None else [as_mask(mask)]
+    causal = options.causal
+    if type(causal) is not bool:
+        causal = as_flag("causal", causal, "; how positions are aligned is offset=")
+    rules: list[Mask] = [] if options.mask is None else [as_mask(options.mask)]
     if causal:
         rules.append(Causal())
-    if window is not None:
-        rules.append(check_window(window))
+    if options.window is not None:
+        rules.append(check_window(options.window))
     return all_of(rules)
 
 
@@ -487,7 +494,7 @@ def check_threads(threads: Any) -> int | None:
     return None if threads is None else as_int("threads", threads, 1, " (leave it out to use all)")
 
 
-def _check_out(request: Request, out: Any) -> Array:
+def _check_out(request: Request, out: Any) -> None:
     shape = request.natural_shape(request.value.shape[-1])
     if not isinstance(out, np.ndarray):
         raise DtypeError(f"out must be an ndarray, not {type(out).__name__}")
@@ -505,7 +512,6 @@ def _check_out(request: Request, out: Any) -> Array:
         raise OptionError("out is read-only; pass an array that may be written")
     if _overlaps_itself(out):
         raise OptionError("out has numbers that lie on top of each other; pass one that has not")
-    return out
 
 
 def _overlaps_itself(array: Array) -> bool:

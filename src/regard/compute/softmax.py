@@ -18,7 +18,7 @@ from regard.textbook.operations import compute
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard.compute.options import F, Floating, Numbers, T
+    from regard.compute.option_types import F, Floating, Numbers, T
 
 
 @overload

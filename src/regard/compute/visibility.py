@@ -242,12 +242,14 @@ class Boolean(Mask):
     name: str = "mask"
 
     def __post_init__(self) -> None:
-        array = read_array(
-            "mask",
-            self.array,
-            "booleans in rows of equal length",
-            "its data, or ~array.mask if that is what you mean",
-        )
+        array = self.array
+        if type(array) is not np.ndarray:
+            array = read_array(
+                "mask",
+                array,
+                "booleans in rows of equal length",
+                "its data, or ~array.mask if that is what you mean",
+            )
         if array.dtype != np.bool_:
             raise DtypeError(
                 f"mask must be boolean, True = attend, but has dtype {array.dtype}: "
@@ -290,9 +292,11 @@ def query_positions(offset: Any, rules: Mask | None, shape: tuple[int, ...], *, 
     if isinstance(offset, Placed):
         return spread(offset.query_positions, (*lead, queries))
     rows = np.arange(queries)
+    if offset is None:
+        return spread(rows, (*lead, queries))
     at_end = isinstance(offset, str) and offset == "end"
-    added = as_offset(0 if offset is None or at_end else offset, tuple(lead))[..., None]
-    if offset is None or not used:
+    added = as_offset(0 if at_end else offset, tuple(lead))[..., None]
+    if not used:
         return spread(rows, (*lead, queries))
     text = (Mask() if rules is None else rules).texts(shape)
     first = text.high - text.last if at_end else text.low - text.first

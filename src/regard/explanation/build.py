@@ -19,6 +19,7 @@ from regard.boundary.arrays import Array
 from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
 from regard.compute.evaluation import Run, mechanism_of
+from regard.compute.options import BY_POSITION, Options
 from regard.compute.request import LOSS, Request, check_loss, make_request
 from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text
@@ -33,8 +34,9 @@ from regard.textbook.steps import PROJECTED, projecting, result_of
 Softmax = Literal["shifted", "unshifted"]
 
 _FLOAT64 = np.dtype(np.float64)
-OPTIONS = ("mask", "bias", "causal", "window", "offset", "scale", "softcap", "sink")
-PARTS = ("score", "normalize", "positions")
+# Those of the record that say which attention is explained: its rules and numbers, and its parts.
+OPTIONS = Options._fields[: Options._fields.index("precision")]
+PARTS = Options._fields[BY_POSITION:]
 # What replaces a problem's own when it is explained.
 OVERRIDES = (*OPTIONS, *PARTS, *LOSS, "softmax", "title")
 
@@ -140,8 +142,9 @@ def _traced(
 ) -> Trace:
     """The steps of a call, with one more rule if there is one, and those back from its loss."""
     if rule is not None:
-        request = replace(request, mask=rule if request.mask is None else request.mask & rule)
-    score = request.score.kind if request.score else "dot"
+        mask = request.options.mask
+        request = request.with_options(mask=rule if mask is None else mask & rule)
+    score = request.options.score.kind if request.options.score else "dot"
     alone = bool(loss) and not request.has_rows and score in ("additive", "distance")
     if alone:  # their gradients are sums over rows
         request = replace(request, has_rows=True)
@@ -291,7 +294,7 @@ _MANTISSA = {"float16": (10, -14), "bfloat16": (7, -126), "float32": (23, -126)}
 def _check_kernel(request: Request, run: Run) -> KernelCheck:
     """What the best kernel answers to the same request, and how far it is from float64."""
     kernel = dispatch.choose(request)
-    result = kernel.run(dispatch.without_positions(replace(request, return_lse=True)))
+    result = kernel.run(dispatch.without_positions(request.with_options(return_lse=True)))
     exact = run.value("output")
     bits, least = _MANTISSA.get(request.dtype.name, (52, -1022))
     with np.errstate(all="ignore"):

@@ -201,7 +201,7 @@ class _Graph:
         )
         made = natural(request, output)
         blocks = [key for key in self.tasks if key[0] == self.name]
-        if not request.return_lse:
+        if not request.options.return_lse:
             return made
         name = "lse-" + self.name
         tasks = {(name, *key[1:-1]): (_second, ("end-" + self.name, *key[1:-1])) for key in blocks}
@@ -262,7 +262,7 @@ class _Graph:
             of_cells = _Sources.of(**{n: self.arrays[n].blocks[at] for n in self.extras})
         widths = (request.key.shape[-1], request.value.shape[-1])
         end: Any = (_end, part, widths, query, again, of_cells, list(states))
-        if request.return_lse:
+        if request.options.return_lse:
             name = ("end-" + self.name, *at)
             self.tasks[name], end = end, name
         self.tasks[(self.name, *at, 0)] = (_first, end)

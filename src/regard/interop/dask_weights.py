@@ -150,5 +150,5 @@ def _rows(
     for part, here, first in pieces:
         extras = {n: one[..., here, :] for n, one in zip(names, cells, strict=True)}
         request = recompute_weights.as_dot(part.of(query[..., here, :], key, value, extras))
-        recompute_weights.fill(made[..., here, :], request, lse[..., here], first, None)
+        recompute_weights.fill(made[..., here, :], request, lse[..., here], first)
     return made

@@ -30,7 +30,7 @@ from regard.problems.problem import Problem
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard.compute.options import ProblemOptions
+    from regard.compute.option_types import ProblemOptions
 
     _Attend = Callable[[Array, Array, Array], Array]
 

@@ -30,7 +30,7 @@ from regard.problems.checks import weight_sizes
 from regard.problems.problem import Problem
 
 if TYPE_CHECKING:
-    from regard.compute.options import (
+    from regard.compute.option_types import (
         ArrayIn,
         LayerGradientOptions,
         LayerOptions,
@@ -202,9 +202,10 @@ class MultiHeadAttention:
             request = make_request(
                 *(projected.value(name) for name in ("queries", "keys", "values")),
                 return_weights=return_weights,
+                kernel=kernel,
                 **options,
             )
-        result = dispatch.run(request, kernel)
+        result = dispatch.run(request)
         united = unite({**projected.inputs, "output": result.output}, projected.dtype)
         output = united.value(self._last).astype(dtype, copy=False)
         answer: Any = output
@@ -303,7 +304,8 @@ class MultiHeadAttention:
             wanted = wanted_of_layer(wrt, given, parameters_of(options))
             positions = as_positions(options.get("positions"))
             projected = self._projected(given, options)
-            made = dict(layer_gradients(projected, self._last, grad, wanted, kernel, options))
+            options["kernel"] = kernel
+            made = dict(layer_gradients(projected, self._last, grad, wanted, options))
         made |= {name: fit(made[name], given[name]) for name in given.keys() & made.keys()}
         if positions is not None and "positions_vectors" in made:
             vectors = fit(made.pop("positions_vectors"), positions.parameters()["vectors"])

@@ -7,7 +7,6 @@ Must not know how either is computed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,6 @@ def layer_gradients(
     last: str,
     grad: Array,
     wanted: frozenset[str],
-    kernel: str | None,
     options: dict[str, Any],
 ) -> Iterator[tuple[str, Any]]:
     """Each wanted gradient with its name, from the gradient `grad` of the step `last`.
@@ -67,8 +65,8 @@ def layer_gradients(
     # What was computed here saves work where dot products and a softmax alone have gradients.
     saves = not request.parts and not any(name.startswith("positions.") for name in wanted)
     if saves:
-        request = replace(request, return_lse=True)
-    forward = dispatch.run(request, kernel)
+        request = request.with_options(return_lse=True)
+    forward = dispatch.run(request)
     united = unite({**projected.inputs, "output": forward.output}, projected.dtype)
     shape = united.shape(last)
     if grad.shape != shape:
@@ -90,7 +88,6 @@ def layer_gradients(
         output=forward.output if saves else None,
         lse=forward.lse,
         wrt=wrt,
-        kernel=kernel,
         **options,
     )
     for name in wanted & {*_OPTIONS}:

@@ -25,6 +25,7 @@ from regard.boundary.parse import (
     either,
     shown,
 )
+from regard.compute.options import Options
 from regard.compute.request import LOSS, check_arrays, check_loss, check_options
 from regard.errors import DtypeError, OptionError, ProblemError, ShapeError
 from regard.masks import Lengths, Segments, Window
@@ -240,7 +241,7 @@ def _check_options(given: dict[str, Any], sizes: Sizes) -> None:
 
     def check(field: str, **options: Any) -> None:
         try:
-            check_options(shape, axes, **options)
+            check_options(shape, axes, Options(**options))
         except (ShapeError, OptionError, DtypeError) as error:
             raise ProblemError(*error.args, field=field) from None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
-from regard.compute.options import ArrayIn, Booleans, Ints, ProblemOptions
+from regard.compute.option_types import ArrayIn, Booleans, Ints, ProblemOptions
 from regard.normalizers import Normalizer
 from regard.positions import Positions
 from regard.problems.parts import Expectation, RandomMatrices

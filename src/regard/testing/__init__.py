@@ -12,7 +12,7 @@ from regard.api import diagnose
 from regard.faces import Diagnosis
 
 if TYPE_CHECKING:
-    from regard.compute.options import DiagnoseOptions
+    from regard.compute.option_types import DiagnoseOptions
 
 __all__ = ["assert_attention_correct", "assert_gradients_correct"]
 

@@ -38,7 +38,8 @@ pages = {name: Pages(1 << 20) for name in ("q", "k", "v", "mask", "bias", "out")
 
 def in_place(request, *rest, choose=fused._output):
     output = choose(request, *rest)
-    assert request.out is None or output.ctypes.data == request.out.ctypes.data, "not into out"
+    out = request.options.out
+    assert out is None or output.ctypes.data == out.ctypes.data, "not into out"
     return output
 
 fused._output = in_place

@@ -63,12 +63,13 @@ def supports(request: Request) -> str | None:
     """None if native code can compute the request, else the reason."""
     if not native.BUILT:
         return "it is not built"
-    if not isinstance(request.normalize, (Sigmoid, type(None))):
-        return f"it does not know normalize={type(request.normalize).__name__}"
-    why: str | None = None if request.score is None else _dot_of_rows().refused(request)
+    options = request.options
+    if not isinstance(options.normalize, (Sigmoid, type(None))):
+        return f"it does not know normalize={type(options.normalize).__name__}"
+    why: str | None = None if options.score is None else _dot_of_rows().refused(request)
     if why is not None:
         return why
-    unknown = None if request.mask is None else _unknown(request.mask)
+    unknown = None if options.mask is None else _unknown(options.mask)
     if unknown is None:
         return None
     return f"it does not know the rule {safe_text(type(unknown).__name__, 60)}"
@@ -91,17 +92,17 @@ def _dot_of_rows() -> ModuleType:
 def run(request: Request, turns: tuple[Any, ...] | None = None) -> Result:
     """Compute the request in native code, where queries and keys are turned by `turns`."""
     request = _of_dots_alone(request)
-    call = _Call(request)
+    call, options = _Call(request), request.options
     shape = (*request.shape[:-1], request.value.shape[-1])
     output = _output(request, shape, call.read)
-    weights = np.zeros(request.shape, call.accumulator) if request.return_weights else None
-    lse = np.empty(shape[:-1], request.lse_dtype) if request.return_lse else None
+    weights = np.zeros(request.shape, call.accumulator) if options.return_weights else None
+    lse = np.empty(shape[:-1], request.lse_dtype) if options.return_lse else None
     native.module.run(*call.arrays, output, weights, lse, *call.options, turns)
     output = request.natural(output)
-    if request.out is not None:
-        if not np.may_share_memory(output, request.out):
-            request.out[...] = output
-        output = request.out
+    if options.out is not None:
+        if not np.may_share_memory(output, options.out):
+            options.out[...] = output
+        output = options.out
     if weights is not None:
         with np.errstate(all="ignore"):
             weights = request.natural(weights).astype(request.dtype, copy=False)
@@ -139,7 +140,7 @@ def finish(request: Request, before: Array) -> tuple[Array, Array, Array]:
 
 
 def _of_dots_alone(request: Request) -> Request:
-    return request if request.score is None else _dot_of_rows().dot_request(request)
+    return request if request.options.score is None else _dot_of_rows().dot_request(request)
 
 
 class _Call:
@@ -147,18 +148,19 @@ class _Call:
 
     def __init__(self, request: Request, *, wide: bool = False) -> None:
         # A scale that float32 cannot hold well may meet scores that it cannot hold either.
-        far = request.scale and not 1e-30 < abs(request.scale) < 1e30
+        options = request.options
+        far = options.scale and not 1e-30 < abs(options.scale) < 1e30
         accumulator = np.dtype(np.float64) if wide or far else request.accumulator
-        bias, sink, bias_rows = request.bias, request.sink, request.bias_rows
+        bias, sink, bias_rows = options.bias, options.sink, request.bias_rows
         self.accumulator = accumulator
-        self.arrays = [
-            whole_rows(array)
-            if request.quantized and array is not request.query
-            else _readable(array, accumulator)
-            for array in (request.query, request.key, request.value)
-        ]
+        key, value = request.key, request.value
+        self.arrays = [_readable(request.query, accumulator)]
+        if request.quantized:
+            self.arrays += whole_rows(key), whole_rows(value)
+        else:
+            self.arrays += _readable(key, accumulator), _readable(value, accumulator)
         left, right, length, rules = _compile(request)
-        placed = request.mask is not None and request.mask.uses_position
+        placed = options.mask is not None and options.mask.uses_position
         others = [
             None if bias is None else _spread_bias(_readable(bias, accumulator), request),
             None if bias_rows is None else np.ascontiguousarray(bias_rows),
@@ -166,16 +168,18 @@ class _Call:
             np.ascontiguousarray(request.query_positions) if placed else None,
             length,
         ]
-        self.read = [*self.arrays, *others, *(array for rule in rules for array in rule[1:3])]
-        scale = math.nan if request.scale is None else request.scale  # NaN: 1/√D
-        sigmoid = request.normalize
+        self.read = [*self.arrays, *others]
+        for rule in rules:
+            self.read += rule[1:3]
+        scale = math.nan if options.scale is None else options.scale  # NaN: 1/√D
+        sigmoid = options.normalize
         shift = sigmoid.bias if isinstance(sigmoid, Sigmoid) else math.nan  # NaN: a softmax
-        threads = min(request.threads or native.default_threads(), native.MOST_THREADS)
+        threads = min(options.threads or native.default_threads(), native.MOST_THREADS)
         self.options = (
-            *(*others, left, right, rules, scale, request.softcap or 0.0, shift),
+            *(*others, left, right, rules, scale, options.softcap or 0.0, shift),
             *(
                 accumulator == np.float64,
-                request.precision == "high",
+                options.precision == "high",
                 threads,
                 native.usable_target(),
             ),
@@ -201,7 +205,7 @@ def gradients(call: GradientRequest) -> dict[str, Any] | None:
     finite gradients, logits of which exp(x − lse) knows nothing, as lse is rounded too, and visible
     infinities in query or key that leave weights finite.
     """
-    if call.request.score is not None:
+    if call.request.options.score is not None:
         made: dict[str, Any] | None = _dot_of_rows().gradients(call, _of_dots)
         return made
     return _of_dots(call)
@@ -277,8 +281,9 @@ def _finite(call: GradientRequest) -> bool:
     """Whether all numbers that a call reads are finite; a bias of −∞ is a mask."""
     request = call.request
     read = (request.query, request.key, request.value, call.grad_output, call.grad_lse)
-    bias = request.bias is None or bool((request.bias < np.inf).all())
-    return bias and all(one is None or bool(np.isfinite(one).all()) for one in read)
+    bias = request.options.bias
+    below = bias is None or bool((bias < np.inf).all())
+    return below and all(one is None or bool(np.isfinite(one).all()) for one in read)
 
 
 def _given(call: GradientRequest, kernel: _Call) -> bool:
@@ -304,7 +309,7 @@ def _forward(call: GradientRequest, kernel: _Call) -> tuple[Array, NDArray[np.fl
     request = call.request
     output = np.zeros((*request.shape[:-1], request.value.shape[-1]), accumulator)
     lse = np.zeros(request.shape[:-1])
-    if request.normalize is not None:
+    if request.options.normalize is not None:
         return output, lse
     native.module.run(*kernel.arrays, output, None, lse, *kernel.options, None)
     return output, lse
@@ -320,7 +325,7 @@ def _shared(bias: Array | None, shape: tuple[int, ...]) -> bool:
 
 def _output(request: Request, shape: tuple[int, ...], read: list[Array | None]) -> Array:
     """The array to write: `out` itself, unless it is strided or overlaps an array that is read."""
-    out = request.out
+    out = request.options.out
     if (
         out is None
         or not out.flags.carray
@@ -356,7 +361,7 @@ def _compile(request: Request) -> tuple[int, int, Array | None, list[Node]]:
     left, right = UNBOUNDED, UNBOUNDED
     length: Array | None = None
     program: list[Node] = []
-    mask = request.mask
+    mask = request.options.mask
     for rule in mask.parts if isinstance(mask, All) else () if mask is None else (mask,):
         match rule:
             case Causal():
@@ -381,7 +386,8 @@ def _tighter(bound: int, other: int | None) -> int:
 
 
 def _postfix(rule: Mask, request: Request) -> Iterator[Node]:
-    lead, (queries, keys) = request.lead, request.shape[-2:]
+    shape = request.shape
+    lead, queries, keys = shape[:-3], *shape[-2:]
 
     def each(array: Array, *axes: int) -> Array:
         return np.ascontiguousarray(spread(array, (*lead, *axes)))
@@ -397,7 +403,7 @@ def _postfix(rule: Mask, request: Request) -> Iterator[Node]:
             yield from _postfix(rule.parts[0], request)
             yield Node("negate")
         case Boolean():
-            yield Node("boolean", spread(rule.array, request.shape))
+            yield Node("boolean", spread(rule.array, shape))
         case Lengths():
             yield Node("lengths", each(rule.lengths))
         case Segments():

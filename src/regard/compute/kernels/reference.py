@@ -53,8 +53,8 @@ def run(request: Request) -> Result:
     request = request.with_floats()
     working = Run.of_request(request, _FLOAT64 if request.parts else request.accumulator)
     output = np.empty((*request.shape[:-1], request.value.shape[-1]), request.output_dtype)
-    weights = np.empty(request.shape, request.dtype) if request.return_weights else None
-    lse = np.empty(request.shape[:-1], request.lse_dtype) if request.return_lse else None
+    weights = np.empty(request.shape, request.dtype) if request.options.return_weights else None
+    lse = np.empty(request.shape[:-1], request.lse_dtype) if request.options.return_lse else None
     results = {"output": output, "weights": weights, "lse": lse}
 
     head_of = lru_cache(maxsize=1)(partial(HeadInFloat64, request))
@@ -76,10 +76,10 @@ def run(request: Request) -> Result:
                             block, array.dtype
                         )
                 working.forget()
-    if request.out is not None:
-        request.out[...] = request.natural(output)
+    if request.options.out is not None:
+        request.options.out[...] = request.natural(output)
     return Result(
-        output=request.out if request.out is not None else request.natural(output),
+        output=request.options.out if request.options.out is not None else request.natural(output),
         weights=None if weights is None else request.natural(weights),
         lse=None if lse is None else request.natural(lse),
     )
@@ -118,7 +118,7 @@ def _broken_rows(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """In which rows a number that the softmax sees left the range of the dtype; what is seen."""
     finite = np.isfinite(working.block("scaled", batch, head, rows))
-    if request.bias is not None:
+    if request.options.bias is not None:
         finite &= np.isfinite(working.block("biased", batch, head, rows))
     seen: NDArray[np.bool_] = np.ones(finite.shape, np.bool_)
     if request.rules is not None:
@@ -147,7 +147,7 @@ def gradients(call: GradientRequest) -> dict[str, Array]:
     A head whose numbers leave the range of the working dtype is computed again in float64.
     """
     request = call.request
-    if request.parts or request.positions is not None:
+    if request.parts or request.options.positions is not None:
         return _of_steps(call)
     shapes = {name: () if name == "scale" else call.whole(name) for name in call.wrt}
     made = {name: np.zeros(shape) for name, shape in shapes.items()}
@@ -291,7 +291,7 @@ def _power(call: GradientRequest) -> int:
     query, key, value = (size(x) for x in (request.query, request.key, request.value))
     grad, grad_lse = size(call.grad_output), 0 if call.grad_lse is None else size(call.grad_lse)
     logits = max(grad + max(value, 0) + value_width, grad_lse) + 2
-    scores = logits + max(0, size(1 if request.scale is None else request.scale))
+    scores = logits + max(0, size(1 if request.options.scale is None else request.options.scale))
     largest = [scores, grad + rows, scores + query + rows, scores + key + keys]
     if "scale" in call.wrt:
         largest.append(logits + query + key + width + rows + keys)
@@ -370,8 +370,8 @@ def _extend(
     fresh = extended_range_rows(own, chosen, seen[broken])
     with np.errstate(all="ignore"):
         fresh["scores"] = own.scores(chosen)
-    if own.request.sink is not None:
-        sink = float(own.request.sink[(*own.batch, own.head)])
+    if own.request.options.sink is not None:
+        sink = float(own.request.options.sink[(*own.batch, own.head)])
         fresh["sink_weights"] = np.exp(sink - fresh["lse"])
     run.forget()
     for name, block in blocks.items():
