@@ -10,7 +10,7 @@ from numpy import ndarray
 from regard.boundary import NOTHING, answering, refused, taking
 from regard.boundary.arrays import lend, unchanged, untraced
 from regard.compute.native import fast_path
-from regard.compute.options import BY_POSITION, DEFAULTS, Options
+from regard.compute.options import BY_POSITION, DEFAULTS, NOT_OF_WEIGHTS, Options
 from regard.errors import naming_shapes
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def weights(
     query: T, key: T | Numbers, lse: T | Numbers, **options: Unpack[WeightsOptions]
 ) -> T: ...
 @answering
-@taking(DEFAULTS, "precision", "return_weights", "return_lse", "out", "normalize")
+@taking(DEFAULTS, *NOT_OF_WEIGHTS)
 def weights(
     query: Any,
     key: Any,

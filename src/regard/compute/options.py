@@ -46,3 +46,5 @@ class Options(NamedTuple):
 DEFAULTS = Options._field_defaults
 # How many of them the fast path takes.
 BY_POSITION = Options._fields.index("score")
+# What a call for weights alone has no use for.
+NOT_OF_WEIGHTS = ("precision", "return_weights", "return_lse", "out", "normalize")

@@ -80,8 +80,6 @@ def refused(request: Request) -> str | None:
     """Why a call cannot be computed in parts of its keys, or None."""
     if request.options.return_weights:
         return "weights take a number for each pair; ask for some rows of them"
-    if request.options.kernel not in (None, fused.name):
-        return "kernel names another; leave it out"
     return fused.supports(request)
 
 

@@ -21,9 +21,11 @@ import dask.array as da
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph
 
+from regard.boundary import answering, taking
 from regard.boundary.arguments import as_int
 from regard.boundary.arrays import Array
 from regard.compute import parts
+from regard.compute.options import DEFAULTS
 from regard.compute.parts import Part, Place, Plan, plan
 from regard.compute.request import Request, make_request
 from regard.compute.results import OutputLse
@@ -48,6 +50,8 @@ FEW_ROWS = 64
 SPLIT = 8  # states that a task of order="tree" merges
 
 
+@answering
+@taking(DEFAULTS, "out", "kernel")
 def attention(
     query: Any,
     key: Any,

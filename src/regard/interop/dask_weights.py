@@ -13,9 +13,11 @@ import dask.array as da
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph
 
+from regard.boundary import answering, taking
 from regard.boundary.arguments import as_int
 from regard.boundary.arrays import Array
 from regard.compute import parts, recompute_weights
+from regard.compute.options import DEFAULTS, NOT_OF_WEIGHTS
 from regard.compute.parts import Part, Place
 from regard.compute.request import Request
 from regard.errors import naming_shapes
@@ -32,6 +34,8 @@ from regard.interop.dask_arrays import (
 __all__ = ["weights"]
 
 
+@answering
+@taking(DEFAULTS, *NOT_OF_WEIGHTS, "kernel")
 def weights(
     query: Any,
     key: Any,

@@ -25,9 +25,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from regard.boundary import answering, taking
 from regard.boundary.arguments import as_int
 from regard.compute import parts
 from regard.compute.config import show_config
+from regard.compute.options import DEFAULTS
 from regard.compute.parts import CHUNK
 from regard.errors import DtypeError, OptionError, ProblemError, Setting, ShapeError, safe_text
 from regard.interop import zarr_files
@@ -49,6 +51,8 @@ class Progress(NamedTuple):
     bytes: int  # read and written by this call
 
 
+@answering
+@taking(DEFAULTS, "return_lse", "out", "kernel")
 def attention(
     query: str,
     key: str,
