@@ -404,6 +404,7 @@ print(*sorted(name for name in sys.modules if name.startswith("regard.")))
             "boundary.arrays",
             "compute",
             "compute.native",
+            "compute.options",
             "errors",
         )
     ]
