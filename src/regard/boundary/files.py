@@ -1,7 +1,7 @@
 """The only module that opens files: regular files of bounded size, written atomically.
 
-Must not know their content. An error of writing names the file; one of reading is named by the
-caller, whose errors about the content begin with the same name.
+Must not know their content. An error of writing names the file; those of reading, and of what was
+read, are put under its name by `about`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,47 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from regard.boundary.parse import shown
 from regard.errors import ProblemError, Setting, safe_text
+
+MAX_TEXT_BYTES = 16 * 2**20  # of a file of text
+
+
+def file_name(path: Any) -> str:
+    """A path as text that the file system takes."""
+    try:
+        place = os.fsdecode(path)
+        os.fsencode(place)
+    except (TypeError, UnicodeError):
+        raise ProblemError(f"path must be a file name, not {shown(path)}") from None
+    if not place or "\0" in place:
+        raise ProblemError(f"path must be a file name, not {shown(place)}")
+    return place
+
+
+@contextmanager
+def about(source: str) -> Iterator[None]:
+    """Every error below is about this file, and says so."""
+    try:
+        yield
+    except MemoryError:
+        raise ProblemError(f"{safe_text(source, 200)}: needs more memory than there is") from None
+    except ProblemError as error:
+        raise ProblemError(f"{safe_text(source, 200)}: {error}") from None
+
+
+def decode(data: bytes) -> str:
+    """The text of a file: UTF-8, with or without a byte-order mark."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ProblemError("text is UTF-16; save it as UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ProblemError(
+            f"text is not UTF-8: byte 0x{data[error.start]:02x} at position {error.start}"
+        ) from None
 
 
 def read_file(path: str, limit: int) -> bytes:

@@ -92,8 +92,8 @@ def in_quotes(*words: str | None) -> str:
 
 
 def _read_standard_input(kind: str | None) -> Problem:
-    from regard.problems.files import about, parse_problem
-    from regard.problems.toml_json import MAX_TEXT_BYTES, decode
+    from regard.boundary.files import MAX_TEXT_BYTES, about, decode
+    from regard.problems.files import parse_problem
 
     if kind not in (None, "toml", "json"):
         raise OptionError(f"--format is {safe_text(kind, 40)}; it must be toml or json")
@@ -113,8 +113,8 @@ def with_target(problem: Problem, path: str) -> Problem:
     if path.lower().endswith(".npy"):
         import numpy as np
 
+        from regard.boundary.files import about
         from regard.cli.on_disk import load_npy
-        from regard.problems.files import about
 
         target = np.array(load_npy(path))
         with about(path):

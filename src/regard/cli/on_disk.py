@@ -18,11 +18,10 @@ import numpy as np
 from regard.api import attention
 from regard.boundary.arguments import is_float
 from regard.boundary.arrays import Array
-from regard.boundary.files import open_file, write_file
+from regard.boundary.files import about, open_file, write_file
 from regard.compute.evaluation import BLOCK_CELLS
 from regard.compute.visibility import Placed
 from regard.errors import ProblemError, safe_text
-from regard.problems.schema import about
 
 if TYPE_CHECKING:
     from regard.compute.request import Request

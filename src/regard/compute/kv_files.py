@@ -12,13 +12,12 @@ import numpy as np
 
 from regard.boundary.arguments import FLOATS
 from regard.boundary.arrays import Array, bfloat16
-from regard.boundary.files import open_file, write_file
+from regard.boundary.files import about, file_name, open_file, write_file
 from regard.boundary.parse import shown
 from regard.compute import quantized
 from regard.compute.kv_buffers import CHUNK, alike, checked_positions
 from regard.errors import OptionError, ProblemError
 from regard.problems import mechanisms, npz, toml_json
-from regard.problems.files import about, file_name
 
 if TYPE_CHECKING:
     import os

@@ -11,12 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.boundary.files import read_file
+from regard.boundary.files import about, read_file
 from regard.diagnosis.reading.parameter_names import role_of
 from regard.diagnosis.reading.signature import ARRAYS, Parameter, with_roles
 from regard.diagnosis.reading.target import MAX_BYTES, code_cells, is_file
 from regard.errors import OptionError, ProblemError, safe_text
-from regard.problems.schema import about
 
 MOST = 8  # functions that a message lists
 

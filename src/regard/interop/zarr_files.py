@@ -21,10 +21,8 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import LocalStore
 
 from regard.boundary.arrays import Array
-from regard.boundary.files import read_file
+from regard.boundary.files import MAX_TEXT_BYTES, about, read_file
 from regard.errors import ProblemError, Setting, safe_text
-from regard.problems.schema import about
-from regard.problems.toml_json import MAX_TEXT_BYTES
 
 # How bytes of a chunk become numbers. Others are refused: one of them unpickles.
 CODECS = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.boundary.files import about, file_name
 from regard.errors import DtypeError, ProblemError, safe_text
 from regard.models.bert import CONFIG, FAMILIES, read_config, read_weights
 from regard.models.encoder import Encoder
@@ -20,7 +21,6 @@ from regard.models.overview import Overview
 from regard.models.pooling import read_pooling
 from regard.models.safetensors import WHOLE
 from regard.models.tokenizer import Tokens, read_tokenizer
-from regard.problems.files import about, file_name
 
 __all__ = ["FAMILIES", "Encoder", "Overview", "Tokens", "load"]
 

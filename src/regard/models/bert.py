@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.boundary.files import about
 from regard.boundary.parse import as_integer, as_number, either, shown
 from regard.errors import ProblemError, safe_text
 from regard.models.activations import ACTIVATIONS, layer_norm
 from regard.models.safetensors import Tensor, find_tensors, read_table, read_tensor
-from regard.problems.files import about
 
 CONFIG = "config.json"
 # From (…, M) to (…, M); a layer norm works in place.

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.boundary.files import open_file, read_file
+from regard.boundary.files import MAX_TEXT_BYTES, about, decode, open_file, read_file
 from regard.boundary.parse import MAX_AXES, shown
 from regard.errors import ProblemError, safe_text
-from regard.problems.files import about
-from regard.problems.toml_json import MAX_TEXT_BYTES, decode, parse
+from regard.problems.toml_json import parse
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.boundary.files import read_file
+from regard.boundary.files import about, decode, read_file
 from regard.boundary.parse import check_text
 from regard.errors import OptionError, ProblemError, Setting, safe_text
 from regard.models.safetensors import read_table
-from regard.problems.files import about
-from regard.problems.toml_json import decode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

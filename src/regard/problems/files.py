@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.boundary import files
+from regard.boundary.files import MAX_TEXT_BYTES, about, decode, file_name
 from regard.boundary.parse import shown
 from regard.errors import DtypeError, ProblemError, safe_text
 from regard.problems import npz
 from regard.problems.problem import Problem
-from regard.problems.schema import about, mapping_from_problem, problem_from_mapping, target_from
-from regard.problems.toml_json import MAX_TEXT_BYTES, Kind, decode, parse, spell
+from regard.problems.schema import mapping_from_problem, problem_from_mapping, target_from
+from regard.problems.toml_json import Kind, parse, spell
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -163,17 +164,6 @@ def example_text(name: str) -> str:
 
 
 # --- parts of them -------------------------------------------------------------------------------
-
-
-def file_name(path: Any) -> str:
-    try:
-        place = os.fsdecode(path)
-        os.fsencode(place)
-    except (TypeError, UnicodeError):
-        raise ProblemError(f"path must be a file name, not {shown(path)}") from None
-    if not place or "\0" in place:
-        raise ProblemError(f"path must be a file name, not {shown(place)}")
-    return place
 
 
 def _read(place: str, suffix: str) -> Any:

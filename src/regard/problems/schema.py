@@ -8,8 +8,7 @@ line: the file, the key, what is wrong, how to mend it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.boundary.files import about
 from regard.boundary.parse import (
     as_number,
     as_number_or_numbers,
@@ -49,17 +49,6 @@ def problem_from_mapping(data: Any, source: str = "problem") -> Problem:
     """The problem that a mapping describes; `source` names its origin in errors."""
     with about(source):
         return _read(data)
-
-
-@contextmanager
-def about(source: str) -> Iterator[None]:
-    """Every error below is about this file, and says so."""
-    try:
-        yield
-    except MemoryError:
-        raise ProblemError(f"{safe_text(source, 200)}: needs more memory than there is") from None
-    except ProblemError as error:
-        raise ProblemError(f"{safe_text(source, 200)}: {error}") from None
 
 
 def mapping_from_problem(problem: Problem, *, tables: bool = True) -> dict[str, Any]:

@@ -19,13 +19,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.boundary.files import MAX_TEXT_BYTES
 from regard.boundary.parse import shown
 from regard.errors import ProblemError, safe_text
 from regard.problems.parts import MAX_NUMBERS
 from regard.problems.schema import MAX_DEPTH
 from regard.problems.toml_hints import hint
 
-MAX_TEXT_BYTES = 16 * 2**20
 # A parser spends microseconds and up to a kilobyte on each: a few bytes of text.
 MAX_KEYS = 2**17
 
@@ -63,18 +63,6 @@ def parse(text: str, kind: Kind, name: str = "text") -> Any:
         mend = hint(text, str(error)) if kind == "toml" else ""
         said = f"{safe_text(error, 160)}{'; ' if mend else ''}{mend}"
         raise ProblemError(f"{name} is not valid {kind.upper()}: {said}") from None
-
-
-def decode(data: bytes) -> str:
-    """The text of a file: UTF-8, with or without a byte-order mark."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise ProblemError("text is UTF-16; save it as UTF-8")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ProblemError(
-            f"text is not UTF-8: byte 0x{data[error.start]:02x} at position {error.start}"
-        ) from None
 
 
 def spell(data: Mapping[str, Any], kind: Kind) -> str:
