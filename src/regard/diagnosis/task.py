@@ -97,14 +97,14 @@ class Given:
     def shape(self) -> tuple[int, int, int, int]:
         """(B, H, L, S)."""
         own, fields = self.sizes, self.fields
-        rows = keys = own.queries
-        if "past" in fields:
-            keys += own.past
-        elif not fields & {"positions", "rotary"} and (
-            "embeddings" not in fields or "context" in fields
-        ):
-            keys = own.keys
-        return own.batch, own.heads, rows, keys
+        keys = own.keys if self.has_own_keys else own.queries + own.past * ("past" in fields)
+        return own.batch, 1 if self.is_bare else own.heads, own.queries, keys
+
+    @property
+    def has_own_keys(self) -> bool:
+        """Whether there may be more keys than queries, because they are not of the same tokens."""
+        of_tokens = "embeddings" in self.fields and "context" not in self.fields
+        return not of_tokens and self.fields.isdisjoint({"past", "positions", "rotary"})
 
     @property
     def is_bare(self) -> bool:
@@ -125,6 +125,11 @@ class Given:
         """The width of embeddings."""
         return self.sizes.model or self.sizes.heads * self.sizes.value_width
 
+    @property
+    def width(self) -> int:
+        """The width of queries and keys."""
+        return self.model if self.is_bare else self.sizes.width
+
     @cached_property
     def window(self) -> tuple[int, int]:
         """How many keys to the left and to the right are visible."""
@@ -140,7 +145,7 @@ class Given:
     @cached_property
     def scale(self) -> float:
         """What multiplies the scores, as the field says it."""
-        return 0.37 if "scale" in self.asks else float(self.sizes.width**-0.5)
+        return 0.37 if "scale" in self.asks else float(self.width**-0.5)
 
     @cached_property
     def lengths(self) -> Array:
@@ -201,6 +206,9 @@ class Given:
         }[name]
         drawn = np.random.default_rng([self.seed, *shape, *map(ord, name)]).normal(size=shape)
         drawn = drawn.round(2)
+        if name == "grad_output" and own.queries == keys:  # nothing follows from padding
+            real = np.arange(keys) < self.lengths[:, None]
+            return drawn * (real if len(shape) == 3 else real[:, None])[..., None]
         if name.startswith("W_"):
             return np.asarray(drawn * (1.5 / np.sqrt(shape[0])))
         return drawn * self.size if name in ("query", "embeddings") else drawn
@@ -265,7 +273,8 @@ class Task:
         found = {}
         for name in self.wanted:
             one = self._gradient(name)
-            found[name] = one.sum(0) if name in OF_ALL_TEXTS else one
+            one = one.sum(0) if name in OF_ALL_TEXTS else one
+            found[name] = one.reshape(self.given.array(name).shape)
         return found
 
     def _gradient(self, name: str) -> Array:
@@ -333,11 +342,11 @@ class Task:
     @cached_property
     def probe(self) -> Probe:
         """The problem as the textbook computes it."""
-        given, own = self.given, self.given.sizes
-        heads, groups = (1, 1) if given.is_bare else (own.heads, own.key_heads)
+        given = self.given
+        heads = given.shape[1]
         about: dict[str, Any] = dict(
             heads=heads,
-            groups=groups,
+            groups=1 if given.is_bare else given.sizes.key_heads,
             keep=np.logical_and.reduce([*self.rules.values()]) if self.rules else None,
             scale=given.scale if "scale" in self.reads else self.reading.scale,
         )
@@ -393,7 +402,7 @@ class Task:
         }
         if reading.alibi:
             return {**found, "positions_slopes": slopes(heads)}
-        pairs = Rotary().frequencies_of(given.sizes.width, rows)
+        pairs = Rotary().frequencies_of(given.width, rows)
         order: Any = np.stack if reading.rotary == "pairs" else np.concatenate
         return {**found, "frequencies": order([-pairs, pairs], -1).ravel()}
 
@@ -431,10 +440,15 @@ class TaskView:
     ['heads', 'query']
     """
 
-    def __init__(self, given: Given, convert: Callable[[Array], Any] = np.array) -> None:
+    def __init__(
+        self,
+        given: Given,
+        convert: Callable[[Array], Any] = np.array,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
         self._given, self._convert = given, convert
         self._reads: set[str] = set()
-        self._fields: dict[str, Any] = {}
+        self._fields = dict(fields or {})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -444,7 +458,7 @@ class TaskView:
             raise AttributeError(f"t has no field {safe_text(name, 40)}; its fields are {names}")
         self._reads.add(name)
         if name not in self._fields:
-            self._fields[name] = _converted(_field(self._given, name), self._convert)
+            self._fields[name] = _converted(field_of(self._given, name), self._convert)
             if name == "window":
                 self._fields[name].note = self._reads.add
         return self._fields[name]
@@ -463,7 +477,7 @@ def changed_in(view: TaskView, as_numpy: Callable[[Any], Array]) -> tuple[str, .
     return tuple(
         name
         for name, now in view._fields.items()
-        for own, was in zip(_parts(now), _parts(_field(view._given, name)), strict=True)
+        for own, was in zip(_parts(now), _parts(field_of(view._given, name)), strict=True)
         if isinstance(was, np.ndarray) and not np.array_equal(as_numpy(own), was)
     )
 
@@ -478,7 +492,7 @@ def _converted(value: Any, convert: Callable[[Array], Any]) -> Any:
     return convert(value) if isinstance(value, np.ndarray) else value
 
 
-def _field(given: Given, name: str) -> Any:
+def field_of(given: Given, name: str) -> Any:
     """The value of one field; arrays are NumPy's."""
     own, (*_, rows, keys) = given.sizes, given.shape
     if name in GRADIENTS or name == "grad_output":
@@ -495,7 +509,7 @@ def _field(given: Given, name: str) -> Any:
         case "key_mask":
             return np.arange(keys) < given.lengths[:, None]
         case "rotary":
-            angles = turned(given.positions[0], Rotary().frequencies_of(own.width, rows), 1.0)
+            angles = turned(given.positions[0], Rotary().frequencies_of(given.width, rows), 1.0)
             return tuple(np.asarray(one) for one in angles)
         case "past" if "embeddings" in given.fields:
             early = Task(given, given.fields | {"past"}).values

@@ -403,10 +403,11 @@ def _computation(step: Step, values: Values, probe: Probe, over_all: bool) -> _C
         return lambda values, probe: _side_by_side(values[sources[0]])
     if step.op == "split":
         return lambda values, probe: _apart(values[sources[0]], size[step.axes[0]])
-    if step.op == "rotate":
+    if step.op in ("rotate", "rotate_back"):
         rows, cosines, _, sines = sources
+        sign = 1.0 if step.op == "rotate" else -1.0
         return lambda values, probe: turned(
-            values[rows], values[cosines][:, None], values[sines][:, None], probe.interleaved
+            values[rows], values[cosines][:, None], sign * values[sines][:, None], probe.interleaved
         )
     if not step.axes:
         alone = block_of(step.op, (), ((),) * len(sources), None)

@@ -64,7 +64,7 @@ class _OneAtATime:
         self.lock = threading.RLock()
 
 
-_one_at_a_time = _OneAtATime()
+one_at_a_time = _OneAtATime()
 
 
 class LimitExceeded(BaseException):
@@ -89,22 +89,22 @@ def answer_question(
     if question.change is not None:
         own = traces.get(question.reading, Traces())
         changed = {question.reading: Traces(checked=True)} if own.usable and own.known else {}
-        with _one_at_a_time.lock, code.with_change(question.change):
+        with one_at_a_time.lock, code.with_change(question.change):
             return _answers(readings, question, min(limit, CHANGED_SECONDS), changed)
     if question.looks == "doubled":
-        with _one_at_a_time.lock, doubled_norms(readings[question.reading][0]):
+        with one_at_a_time.lock, doubled_norms(readings[question.reading][0]):
             return _answers(readings, question, limit, {})
     if question.looks == "defaults":
         readings = [(getattr(own, "__wrapped__", own), callee) for own, callee in readings]
-        with _one_at_a_time.lock, code.with_first_defaults():
+        with one_at_a_time.lock, code.with_first_defaults():
             return _answers(readings, question, limit, {})
     if question.looks == "half":
         halved = [(InHalf(own), callee) for own, callee in readings]
         untraced = {question.reading: Traces(usable=False)}  # NumPy has no such numbers
-        with _one_at_a_time.lock:
+        with one_at_a_time.lock:
             return _answers(halved, question, limit, untraced)
     if question.looks == "values":
-        with _one_at_a_time.lock, with_value_rows(readings[question.reading][0]):
+        with one_at_a_time.lock, with_value_rows(readings[question.reading][0]):
             return _answers(readings, question, limit, {})
     if question.looks == "parts":
         silenced = [(partial(outputs_of_parts, own), callee) for own, callee in readings]
@@ -117,7 +117,7 @@ def answer_question(
     if question.looks:
         seen = _inside(readings, question, limit, code)
         return [seen] if seen.problem else [*[seen] * len(question.calls)]
-    with _one_at_a_time.lock, code.lines.watched():
+    with one_at_a_time.lock, code.lines.watched():
         return _answers(readings, question, limit, traces)
 
 
@@ -129,7 +129,7 @@ def _inside(
     library = readings[question.reading][1].framework
     untraced = {question.reading: Traces(usable=False)}
     own = replace(question, calls=question.calls[:-1] if of_integers else question.calls)
-    lock = _one_at_a_time.lock
+    lock = one_at_a_time.lock
     with lock, code.noted() as notes, noting_fused(notes, library), _without_jit(library):
         result = _answers(readings, own, limit, untraced)[-1]
     if result.problem:
@@ -240,11 +240,11 @@ def _guarded(
         derive = by_torch if callee.framework == "torch" else by_jax
         return derive(call, own, question.wrt, own[UPSTREAM], question.place)
 
-    printed = _Printed()
+    printed = Printed()
     returned, result, dropped = None, CallResult(), list[str]()
     try:
         with (
-            _one_at_a_time.lock,
+            one_at_a_time.lock,
             warnings.catch_warnings(),
             np.errstate(all="ignore"),
             contextlib.redirect_stdout(printed),
@@ -303,7 +303,7 @@ def describe_error(error: BaseException) -> str:
     return safe_text(f"{type(error).__name__}: {text}".rstrip(": "), 160)
 
 
-class _Printed(io.StringIO):
+class Printed(io.StringIO):
     """Keeps the beginning of what is printed, and ends a call that prints too much."""
 
     def __init__(self) -> None:
