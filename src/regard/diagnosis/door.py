@@ -1,6 +1,6 @@
 """From a function to a judgement: with the user's adapter, or with those that are found.
 
-Owns how a function and its adapter are brought together. Must not know what is asked.
+Owns how a function and its adapters are brought together. Must not know what is asked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from typing import Any
 
 from regard.diagnosis.call.adapter import Adapter
 from regard.diagnosis.call.asking import asking
-from regard.diagnosis.judge import Judgement, judge
+from regard.diagnosis.call.modules import is_object, subjects_of
+from regard.diagnosis.call.search import Search, find_adapters, subject_of
+from regard.diagnosis.call.skeleton import skeleton
+from regard.diagnosis.judge import Judgement, NotAsked, judge, judge_best
 from regard.diagnosis.reading.libraries import framework_of
 from regard.diagnosis.statements import Stated
 
@@ -18,7 +21,7 @@ from regard.diagnosis.statements import Stated
 def judge_function(
     function: Any, call: Callable[[Any, Any], Any] | None = None, **statements: Any
 ) -> Judgement:
-    """Whether a function is right, as `call(function, t)` calls it.
+    """Whether a function is right, as `call(function, t)` calls it, or as the table does.
 
     Examples
     --------
@@ -28,6 +31,35 @@ def judge_function(
     """
     stated = Stated(**statements)
     library = stated.library or framework_of(function)
-    assert call is not None
-    adapter = Adapter(call)
-    return judge(asking(function, adapter, library), adapter, stated)
+    if call is not None:
+        adapter = Adapter(call)
+        return judge(asking(function, adapter, library), adapter, stated)
+    searches = searches_of(function, library, stated)
+    adapters = [one for search in searches for one in find_adapters(search)]
+    if not adapters:
+        return not_callable(function, searches, library)
+    return judge_best([(asking(function, one, library), one) for one in adapters], stated)
+
+
+def searches_of(function: Any, library: str, stated: Stated) -> list[Search]:
+    """What may be called, for a function, an object or a class."""
+    if is_object(function):
+        subjects = [*subjects_of(function, library)]
+    else:
+        subject = subject_of(function)
+        subjects = [] if subject is None else [subject]
+    return [Search(function, one, library, stated) for one in subjects]
+
+
+def not_callable(function: Any, searches: list[Search], library: str) -> Judgement:
+    """The verdict that an adapter is needed, with one to edit and what was tried."""
+    unknown = list(dict.fromkeys(name for one in searches for name in one.unknown))
+    tried = list(dict.fromkeys(why for one in searches for why in one.tried if why))
+    why = "no call that was tried returned anything like a result"
+    if unknown:
+        why = f"it is not known what {', '.join(unknown)} should get"
+    elif not searches:
+        why = "it is not known how it is made"
+    adapter = skeleton(function, searches, library)
+    problems = tuple(NotAsked("a call", why) for why in tried[:8])
+    return Judgement("not_callable", why, adapter, not_asked=problems)

@@ -6,21 +6,20 @@ on every problem. Must not know how a function is called, nor any mistake.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any, Literal
 
 import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.call.adapter import Adapter, Assumption
-from regard.diagnosis.call.asking import Answer
+from regard.diagnosis.call.asking import Answer, Ask, unfit
 from regard.diagnosis.calls.probe import UNITS
 from regard.diagnosis.statements import Stated
-from regard.diagnosis.task import GRADIENTS, Given, Reading, Sizes, Task
+from regard.diagnosis.task import Given, Reading, Sizes, Task
 
-Ask = Callable[[Given], Answer]
 Verdict = Literal["right", "fragile", "wrong", "unknown", "not_callable"]
 MOST_CALLS = 150  # of one function with one adapter
 LARGE = "large scores"
@@ -70,8 +69,8 @@ class Judgement:
 # --- what is asked --------------------------------------------------------------------------------
 
 
-def survey(ask: Ask, adapter: Adapter, stated: Stated) -> Survey:
-    """Ask for sizes that the function takes, then for all that its adapter reads."""
+def survey(ask: Ask, adapter: Adapter, stated: Stated, most: int | None = None) -> Survey:
+    """Ask for sizes that the function takes, then for all that its adapter reads, or the most."""
     calls, fields = 0, frozenset[str]()
     tried: dict[str, str] = {}
 
@@ -87,9 +86,10 @@ def survey(ask: Ask, adapter: Adapter, stated: Stated) -> Survey:
             if not new or answer.ended:
                 return given, answer
 
-    for sizes in _ladder(stated.heads):
+    heads = stated.heads or adapter.heads
+    for sizes in _ladder(heads, adapter.model):
         given, answer = put(Given(f"{sizes.queries} tokens", sizes))
-        problem = _unfit(given, answer)
+        problem = unfit(given, answer)
         if not problem:
             break
         tried.setdefault(_in_words(sizes), problem)
@@ -101,13 +101,13 @@ def survey(ask: Ask, adapter: Adapter, stated: Stated) -> Survey:
     first = given
     answers = [(given, answer)]
     refused = [NotAsked(name, why) for name, why in tried.items() if name != _in_words(sizes)]
-    for given in _variations(first, refused):
+    for given in islice(_variations(first, refused, bool(heads)), most and most - 1):
         if calls >= MOST_CALLS:
             refused.append(NotAsked(given.name, f"{MOST_CALLS} calls were made"))
             break
         given, answer = put(given)
         if answer.problem or _is_part(given, answer):
-            refused.append(NotAsked(given.name, answer.problem or _unfit(given, answer)))
+            refused.append(NotAsked(given.name, answer.problem or unfit(given, answer)))
         else:
             answers.append((given, answer))
         if answer.ended:
@@ -116,11 +116,16 @@ def survey(ask: Ask, adapter: Adapter, stated: Stated) -> Survey:
     return Survey(adapter, fields, tuple(answers), tuple(refused), calls + 1, again)
 
 
-def _ladder(heads: int | None) -> Iterator[Sizes]:
-    """Sizes of the first problem, until some are taken."""
+def _ladder(heads: int | None, model: int | None) -> Iterator[Sizes]:
+    """Sizes of the first problem, until some are taken; an object has some already."""
+    if model:
+        width = model // (heads or 1)
+        for batch, rows in ((2, 5), (1, 5), (2, 8), (2, 16)):
+            yield Sizes(batch, heads or 1, heads or 1, rows, rows, width, width, model)
+        return
     for rows, width in ((5, 4), (8, 8), (16, 8)):
         for batch in (2, 1):
-            for many in (3, 4, 1) if heads is None else (heads,):
+            for many in (3, 4, 1, 2, 8) if heads is None else (heads,):
                 about: dict[str, Any] = dict(queries=rows, keys=rows, width=width)
                 yield Sizes(batch, many, many, value_width=width, **about)
 
@@ -130,39 +135,33 @@ def _in_words(own: Sizes) -> str:
     return f"{own.queries} tokens" + f", several {' and '.join(several)}" * bool(several)
 
 
-def _unfit(given: Given, answer: Answer) -> str:
-    """Why an answer has not the form that is expected, or ""."""
-    if answer.problem:
-        return answer.problem
-    for name, array in answer.arrays.items():
-        if name != "output" and name not in GRADIENTS:
-            return f"it returned a gradient named {name!r}; names are {', '.join(GRADIENTS)}"
-        shape = given.result_shape if name == "output" else given.array(name).shape
-        if array.shape != shape:
-            return f"{name} has shape {array.shape}, but {shape} is expected"
-    return "" if answer.arrays else "it returned no array"
-
-
 def _is_part(given: Given, answer: Answer) -> bool:
-    """Whether it answered one text or head of several, or a head for each key head."""
-    output = answer.arrays.get("output")
-    if output is None or output.ndim != len(given.result_shape):
-        return False
-    several = output.ndim - 2  # axes of texts and heads
-    parts = [{1, own} for own in given.result_shape[:several]]
-    if several == 2:
-        parts[1].add(given.sizes.key_heads)
-    same = output.shape[several:] == given.result_shape[several:]
-    rest = all(own in some for own, some in zip(output.shape[:several], parts, strict=True))
-    return same and rest and output.shape != given.result_shape
+    """Whether it answered one text or head of several, or mixed up heads that share their keys."""
+    own = given.sizes
+    texts, heads = {1, own.batch}, {1, own.heads, own.key_heads}
+    for name, array in answer.arrays.items():
+        shape = given.result_shape if name == "output" else given.array(name).shape
+        if array.ndim != len(shape):
+            return False
+        allowed = [{size} for size in shape]
+        if len(shape) > 2:
+            allowed[0] |= texts
+        if len(shape) == 4:
+            allowed[1] |= heads
+        if not all(size in some for size, some in zip(array.shape, allowed, strict=True)):
+            return False
+    return bool(unfit(given, answer))
 
 
-def _variations(first: Given, refused: Sequence[NotAsked]) -> Iterator[Given]:
+def _variations(first: Given, refused: Sequence[NotAsked], fixed: bool) -> Iterator[Given]:
     """The other problems: each size another one, then each field that is read not neutral.
 
-    What was `refused` meanwhile is not asked together with another thing.
+    What was `refused` meanwhile is not asked together with another thing. The number of heads may be
+    `fixed`.
     """
     sized = _other_sizes(first)
+    if fixed:
+        del sized["one head"]
     for name, sizes in sized.items():
         yield replace(first, name=name, sizes=sizes, seed=1)
     for seed, sizes in ((2, first.sizes), (3, sized.get(UNEVEN, first.sizes))):
@@ -230,10 +229,45 @@ def _features(fields: frozenset[str]) -> list[frozenset[str]]:
 # --- what the answers are right under -------------------------------------------------------------
 
 
+def judge_best(asks: Sequence[tuple[Ask, Adapter]], stated: Stated) -> Judgement:
+    """The verdict with the first adapter under which a function is right, or nearest to that.
+
+    What they assume apart from one another is said.
+    """
+    simple = [survey(ask, adapter, stated, SIMPLEST) for ask, adapter in asks]
+    off = [_distance(one, stated) for one in simple]
+    likely = [number for number, one in enumerate(off) if one == 0.0] or [off.index(min(off))]
+    found = []
+    for number in likely:
+        found.append(judge(*asks[number], stated))
+        if found[-1].verdict in ("right", "fragile"):
+            break
+    best = next((x for x in found if x.verdict in ("right", "fragile")), None)
+    best = best or min(found, key=lambda one: one.distance)
+    others = [one.assumes for _, one in asks]
+    told = tuple(one for one in best.assumptions if one.source != "tried" or _is_open(one, others))
+    calls = sum(one.calls for one in simple) + sum(one.calls for one in found)
+    return replace(best, assumptions=told, calls=calls)
+
+
+def _is_open(one: Assumption, others: Sequence[tuple[Assumption, ...]]) -> bool:
+    """Whether some adapter assumes something else; what no adapter assumes is of the readings."""
+    same = [own for several in others for own in several if own.name == one.name]
+    return not same or any(one not in several for several in others)
+
+
+def _distance(found: Survey, stated: Stated) -> float:
+    if not found.answers:
+        return float("inf")
+    table = _Table(found.answers)
+    readings = _readings(_axes(found.fields, stated))
+    return min(sum(table.distance(one)) for one in readings)
+
+
 def judge(ask: Ask, adapter: Adapter, stated: Stated) -> Judgement:
     """The verdict on what a function answers with one adapter."""
     found = survey(ask, adapter, stated)
-    if not adapter.text:
+    if not adapter.text:  # it is the user's own
         stated.check_adapter(found.fields)
     if not found.answers:
         why = found.refused[0].why if found.refused else "it was not called"

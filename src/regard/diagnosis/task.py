@@ -416,6 +416,12 @@ class _Pair(tuple[int, int]):
 
     note: Callable[[str], None]
 
+    @classmethod
+    def noting(cls, sides: tuple[int, int], note: Callable[[str], None]) -> _Pair:
+        own = cls(sides)
+        own.note = note
+        return own
+
     def __getitem__(self, place: Any) -> Any:
         if place not in (0, -2):
             self.note(WHOLE_WINDOW)
@@ -459,8 +465,8 @@ class TaskView:
         self._reads.add(name)
         if name not in self._fields:
             self._fields[name] = _converted(field_of(self._given, name), self._convert)
-            if name == "window":
-                self._fields[name].note = self._reads.add
+        if name == "window":
+            return _Pair.noting(self._fields[name], self._reads.add)
         return self._fields[name]
 
     def __dir__(self) -> list[str]:
@@ -504,8 +510,6 @@ def field_of(given: Given, name: str) -> Any:
             return name in given.asks
         case "softcap":
             return SOFTCAP
-        case "window":
-            return _Pair(given.window)
         case "key_mask":
             return np.arange(keys) < given.lengths[:, None]
         case "rotary":
@@ -516,4 +520,4 @@ def field_of(given: Given, name: str) -> Any:
             return tuple(early[one][:, :, : own.past] for one in ("keys", "values"))
         case "past":
             return given.array("past key"), given.array("past value")
-    return getattr(given, name)  # mask, lengths, scale, offset, positions
+    return getattr(given, name)  # mask, lengths, scale, offset, window, positions

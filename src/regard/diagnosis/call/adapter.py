@@ -6,9 +6,17 @@ found.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
+
+IMPORTS = {
+    "numpy": "import numpy as np",
+    "torch": "import torch",
+    "jax": "import jax.numpy as jnp",
+}
+SHORT = {"numpy": "np", "torch": "torch", "jax": "jnp"}
 
 
 @dataclass(frozen=True)
@@ -28,3 +36,24 @@ class Adapter:
     text: str = ""
     assumes: tuple[Assumption, ...] = ()
     unasked: tuple[str, ...] = ()  # what is not passed, and keeps its default
+    heads: int | None = None  # how many the function has, where it takes no other number
+    model: int | None = None  # how wide embeddings are, where it takes no others
+
+
+def written(body: str, library: str, **about: Any) -> Adapter:
+    """An adapter of this code, the body of a function of `f` and `t`."""
+    text = f"{IMPORTS[library]}\n\n\ndef call(f, t):\n{indent(body, '    ')}\n"
+    return Adapter(compiled(text), text, **about)
+
+
+def compiled(text: str) -> Callable[[Any, Any], Any]:
+    """The function `call` of an adapter's code."""
+    names: dict[str, Any] = {}
+    exec(compile(text, "<adapter>", "exec"), names)
+    call: Callable[[Any, Any], Any] = names["call"]
+    return call
+
+
+def called(function: str, arguments: Sequence[tuple[str, str]]) -> str:
+    """The code of a call; arguments with a name are passed by it."""
+    return f"{function}({', '.join(f'{name}={x}' if name else x for name, x in arguments)})"

@@ -12,9 +12,8 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,10 @@ from regard.diagnosis.process.running import (
     describe_error,
     one_at_a_time,
 )
-from regard.diagnosis.task import FIELDS, Given, TaskView, changed_in, field_of, reads_of
+from regard.diagnosis.task import FIELDS, GRADIENTS, Given, TaskView, changed_in, field_of, reads_of
 
 CPU_SECONDS = 5.0  # that one call may take
+MOST_PARTS = 8  # of what a function returns
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,41 @@ def asking(function: Any, adapter: Adapter, library: str) -> Ask:
 
 
 def _ask(function: Any, adapter: Adapter, library: str, traces: Traces, given: Given) -> Answer:
-    view, reads = TaskView(given, _CONVERT[library]), set[str]()
-    printed, problem, ended, of_adapter = Printed(), "", False, False
-    arrays: dict[str, Array] = {}
-    dtype = "float64"
+    view, reads = TaskView(given, CONVERT[library]), set[str]()
+
+    def call() -> tuple[dict[str, Array], str]:
+        if library == "jax":
+            return _read(_traced(function, adapter, given, traces, reads))
+        return _read(adapter.call(function, view))
+
+    result = guarded(call, library)
+    arrays, dtype = ({}, "float64") if result.problem else result.value
+    return Answer(
+        reads_of(view) or frozenset(reads or given.fields),
+        arrays,
+        dtype,
+        result.problem,
+        _is_of_adapter(result.error, adapter),
+        () if result.problem else changed_in(view, as_numpy),
+        result.printed,
+        result.ended,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Guarded:
+    """What one call of foreign code returned, or the error that ended it."""
+
+    value: Any = None
+    problem: str = ""
+    error: BaseException | None = None
+    ended: bool = False
+    printed: str = ""
+
+
+def guarded(call: Callable[[], Any], library: str) -> Guarded:
+    """The result of foreign code, that may print, raise, or compute without end."""
+    printed, found = Printed(), Guarded()
     with (
         one_at_a_time.lock,
         warnings.catch_warnings(),
@@ -73,28 +104,57 @@ def _ask(function: Any, adapter: Adapter, library: str, traces: Traces, given: G
         warnings.simplefilter("ignore")
         try:
             with _cpu_limit(CPU_SECONDS):
-                if library == "jax":
-                    returned = _traced(function, adapter, given, traces, reads)
-                else:
-                    returned = adapter.call(function, view)
-                arrays, dtype = _read(returned)
+                found = Guarded(call())
         except LimitExceeded as error:
-            problem, ended = error.args[1], True
+            found = Guarded(problem=error.args[1], error=error, ended=True)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            problem = describe_error(error)
-            of_adapter = _is_of_adapter(error.__traceback__, adapter)
-    return Answer(
-        reads_of(view) or frozenset(reads or given.fields),
-        arrays,
-        dtype,
-        problem,
-        of_adapter,
-        () if problem else changed_in(view, as_numpy),
-        printed.kept(),
-        ended,
-    )
+            found = Guarded(problem=describe_error(error), error=error)
+    return replace(found, printed=printed.kept())
+
+
+def unfit(given: Given, answer: Answer) -> str:
+    """Why an answer has not the form that is expected, or ""."""
+    if answer.problem:
+        return answer.problem
+    for name, array in answer.arrays.items():
+        if name != "output" and name not in GRADIENTS:
+            return f"it returned a gradient named {name!r}; names are {', '.join(GRADIENTS)}"
+        shape = given.result_shape if name == "output" else given.array(name).shape
+        if array.shape != shape:
+            return f"{name} has shape {array.shape}, but {shape} is expected"
+    return "" if answer.arrays else "it returned no array"
+
+
+def shapes_of(function: Any, adapter: Adapter, library: str, given: Given) -> tuple[list[str], str]:
+    """Where arrays are in what an adapter returns, as code such as "[0]"; or why it fails."""
+
+    def call() -> list[str]:
+        view = TaskView(given, CONVERT[library])
+        if library == "jax":  # shapes alone take no compiler
+            import jax
+
+            with contextlib.suppress(jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+                return _places(jax.eval_shape(lambda: adapter.call(function, view)))
+        return _places(adapter.call(function, view))
+
+    found = guarded(call, library)
+    return found.value or [], found.problem
+
+
+def _places(value: Any, path: str = "") -> list[str]:
+    if getattr(value, "ndim", 0):
+        return [path]
+    if isinstance(value, Mapping):
+        parts = [(f"[{name!r}]", one) for name, one in value.items() if type(name) is str]
+    elif isinstance(value, tuple | list) and len(value) <= MOST_PARTS:
+        parts = [(f"[{place}]", one) for place, one in enumerate(value)]
+    elif is_dataclass(value):
+        parts = [(f".{one.name}", getattr(value, one.name)) for one in fields(value)]
+    else:
+        return []
+    return [place for own, one in parts for place in _places(one, path + own)]
 
 
 def _traced(function: Any, adapter: Adapter, given: Given, traces: Traces, reads: set[str]) -> Any:
@@ -107,8 +167,8 @@ def _traced(function: Any, adapter: Adapter, given: Given, traces: Traces, reads
         finally:
             reads.update(reads_of(view))
 
-    fields = {name: field_of(given, name) for name in FIELDS if name in given.fields}
-    arrays = {name: one for name, one in fields.items() if _is_array(one)}
+    own = {name: field_of(given, name) for name in FIELDS if name in given.fields}
+    arrays = {name: one for name, one in own.items() if _is_array(one)}
     try:
         return traces.run((given.asks, given.sizes), call, arrays)
     except Untraceable:
@@ -134,10 +194,12 @@ def _read(result: Any) -> tuple[dict[str, Array], str]:
     return arrays, max(names, key=lambda name: UNITS.get(name, 0.0), default="float64")
 
 
-def _is_of_adapter(where: TracebackType | None, adapter: Adapter) -> bool:
+def _is_of_adapter(error: BaseException | None, adapter: Adapter) -> bool:
     """Whether an error was raised by a line of the adapter, not below it."""
-    frames = traceback.walk_tb(where)
-    return [frame.f_code for frame, _ in frames][-1:] == [adapter.call.__code__]
+    if error is None:
+        return False
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return codes[-1:] == [getattr(adapter.call, "__code__", None)]
 
 
 def _torch(array: Array) -> Any:
@@ -152,7 +214,7 @@ def _jax(array: Array) -> Any:
     return jnp.asarray(array)
 
 
-_CONVERT: Mapping[str, Callable[[Array], Any]] = {
+CONVERT: Mapping[str, Callable[[Array], Any]] = {
     "numpy": np.array,
     "torch": _torch,
     "jax": _jax,
