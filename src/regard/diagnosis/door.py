@@ -5,6 +5,7 @@ Owns how a function and its adapters are brought together. Must not know what is
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -30,15 +31,25 @@ def judge_function(
     'right'
     """
     stated = Stated(**statements)
-    library = stated.library or framework_of(function)
+    library = stated.library or library_of(function)
     if call is not None:
         adapter = Adapter(call)
         return judge(asking(function, adapter, library), adapter, stated)
     searches = searches_of(function, library, stated)
-    adapters = [one for search in searches for one in find_adapters(search)]
-    if not adapters:
-        return not_callable(function, searches, library)
-    return judge_best([(asking(function, one, library), one) for one in adapters], stated)
+    groups = (group for search in searches for group in find_adapters(search))
+    found = judge_best(groups, lambda one: asking(function, one, library), stated)
+    return found or not_callable(function, searches, library)
+
+
+def library_of(function: Any) -> str:
+    """The library whose arrays a function, an object or a class works on."""
+    if not is_object(function):
+        return framework_of(function)
+    kind = function if inspect.isclass(function) else type(function)
+    homes = {one.__module__.partition(".")[0] for one in kind.__mro__}
+    own = [one for base in kind.__mro__ for one in vars(base).values() if inspect.isfunction(one)]
+    libraries = [*(homes & {"torch", "jax"}), *map(framework_of, own)]
+    return next((one for one in libraries if one != "numpy"), "numpy")
 
 
 def searches_of(function: Any, library: str, stated: Stated) -> list[Search]:

@@ -6,7 +6,7 @@ on every problem. Must not know how a function is called, nor any mistake.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any, Literal
@@ -156,8 +156,7 @@ def _is_part(given: Given, answer: Answer) -> bool:
 def _variations(first: Given, refused: Sequence[NotAsked], fixed: bool) -> Iterator[Given]:
     """The other problems: each size another one, then each field that is read not neutral.
 
-    What was `refused` meanwhile is not asked together with another thing. The number of heads may be
-    `fixed`.
+    What was `refused` meanwhile is not asked with another thing. The number of heads may be fixed.
     """
     sized = _other_sizes(first)
     if fixed:
@@ -229,39 +228,52 @@ def _features(fields: frozenset[str]) -> list[frozenset[str]]:
 # --- what the answers are right under -------------------------------------------------------------
 
 
-def judge_best(asks: Sequence[tuple[Ask, Adapter]], stated: Stated) -> Judgement:
+def judge_best(
+    groups: Iterable[Sequence[Adapter]], ask: Callable[[Adapter], Ask], stated: Stated
+) -> Judgement | None:
     """The verdict with the first adapter under which a function is right, or nearest to that.
 
-    What they assume apart from one another is said.
+    What the adapters of a group assume apart from one another is said.
     """
-    simple = [survey(ask, adapter, stated, SIMPLEST) for ask, adapter in asks]
-    off = [_distance(one, stated) for one in simple]
-    likely = [number for number, one in enumerate(off) if one == 0.0] or [off.index(min(off))]
-    found = []
-    for number in likely:
-        found.append(judge(*asks[number], stated))
-        if found[-1].verdict in ("right", "fragile"):
-            break
-    best = next((x for x in found if x.verdict in ("right", "fragile")), None)
-    best = best or min(found, key=lambda one: one.distance)
-    others = [one.assumes for _, one in asks]
-    told = tuple(one for one in best.assumptions if one.source != "tried" or _is_open(one, others))
-    calls = sum(one.calls for one in simple) + sum(one.calls for one in found)
-    return replace(best, assumptions=told, calls=calls)
+    nearest: tuple[tuple[float, float], Adapter, Sequence[Adapter]] | None = None
+    calls = 0
+    for group in groups:
+        for adapter in group:
+            own = ask(adapter)
+            simple = survey(own, adapter, stated, SIMPLEST)
+            calls += simple.calls
+            off = _distance(simple, stated), float("inf")
+            if not off[0]:
+                found = judge(own, adapter, stated)
+                calls += found.calls
+                off = 0.0, found.distance
+                if found.verdict in ("right", "fragile"):
+                    return _open(replace(found, calls=calls), group)
+            if nearest is None or off < nearest[0]:
+                nearest = off, adapter, group
+    if nearest is None:
+        return None
+    _, adapter, group = nearest
+    found = judge(ask(adapter), adapter, stated)
+    return _open(replace(found, calls=calls + found.calls), group)
 
 
-def _is_open(one: Assumption, others: Sequence[tuple[Assumption, ...]]) -> bool:
-    """Whether some adapter assumes something else; what no adapter assumes is of the readings."""
-    same = [own for several in others for own in several if own.name == one.name]
-    return not same or any(one not in several for several in others)
+def _open(found: Judgement, group: Sequence[Adapter]) -> Judgement:
+    """Without what every adapter that ran assumes: shapes have told that."""
+    every = [one.assumes for one in group]
+    shared = {one for one in found.adapter.assumes if all(one in own for own in every)}
+    told = (one for one in found.assumptions if one not in shared or one.source != "tried")
+    return replace(found, assumptions=tuple(told))
 
 
 def _distance(found: Survey, stated: Stated) -> float:
+    """How far the answers are from right ones, under the reading that is nearest to the first."""
     if not found.answers:
         return float("inf")
     table = _Table(found.answers)
     readings = _readings(_axes(found.fields, stated))
-    return min(sum(table.distance(one)) for one in readings)
+    least = min(table.distance(one, 1) for one in readings)
+    return min(sum(table.distance(one)) for one in readings if table.distance(one, 1) == least)
 
 
 def judge(ask: Ask, adapter: Adapter, stated: Stated) -> Judgement:
@@ -374,6 +386,7 @@ def _axes(fields: frozenset[str], stated: Stated) -> dict[str, tuple[Any, ...]]:
         "scale": (stated.factor,),
         "rotary": turned,
         "alibi": (False,) if "rotary" in fields else (False, True),
+        "one_mask": (False, True) if "mask" in fields else (False,),
     }
 
 
@@ -391,6 +404,7 @@ _SOURCES = {
     "aligned": "unstated",
     "rotary": "tried",
     "alibi": "tried",
+    "one_mask": "tried",
 }
 
 
@@ -405,6 +419,7 @@ def _said(name: str, value: Any) -> str:
         ("rotary", "halves"): "rotary positions are meant, in halves",
         ("rotary", "pairs"): "rotary positions are meant, in neighbouring pairs",
         ("alibi", True): "ALiBi is meant",
+        ("one_mask", True): "one mask is for all texts",
         ("scale", None): "scores are meant to be divided by √D",
     }
     return words.get((name, value), f"scores are meant to be multiplied by {value}")
@@ -421,7 +436,7 @@ def _assumed(
     for name, values in axes.items():
         own = getattr(best, name)
         others = [one for one in values if one != own]
-        usual = name in ("rotary", "alibi") and not own
+        usual = name in ("rotary", "alibi", "one_mask") and not own
         least = table.distance(best)[0]
         others = [replace(best, **{name: one}) for one in others]
         if others and not usual and any(table.distance(one)[0] > least for one in others):
@@ -482,7 +497,9 @@ class _Table:
         *_, rows, keys = given.shape
         task = Task(given, answer.reads, reading, _wanted(answer))
         if rows == keys:  # nothing is aligned
-            task = replace(task, reading=replace(reading, aligned="end"))
+            task = replace(task, reading=replace(task.reading, aligned="end"))
+        if "mask" not in given.asks or given.sizes.batch == 1:
+            task = replace(task, reading=replace(task.reading, one_mask=False))
         place = number, task.reading
         if place not in self._known:
             off = how_wrong(task, answer, max(self._unit, _unit(answer)))

@@ -223,6 +223,7 @@ class Reading:
     scale: float | None = None  # None: 1/√D
     rotary: Literal["", "halves", "pairs"] = ""  # which features are turned together
     alibi: bool = False
+    one_mask: bool = False  # whether all texts have the mask of the first
 
 
 PLAIN = Reading()
@@ -331,7 +332,7 @@ class Task:
         if reads & {"lengths", "key_mask"}:
             found["key mask"] = (np.arange(keys) < given.lengths[:, None])[:, None, None]
         if "mask" in reads:
-            found["mask"] = given.mask
+            found["mask"] = given.mask[:1] if self.reading.one_mask else given.mask
         return {name: np.broadcast_to(cells, given.shape) for name, cells in found.items()}
 
     @property

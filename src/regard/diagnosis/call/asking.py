@@ -31,7 +31,7 @@ from regard.diagnosis.process.running import (
 )
 from regard.diagnosis.task import FIELDS, GRADIENTS, Given, TaskView, changed_in, field_of, reads_of
 
-CPU_SECONDS = 5.0  # that one call may take
+CPU_SECONDS = 10.0  # that one call may take
 MOST_PARTS = 8  # of what a function returns
 
 
@@ -52,9 +52,12 @@ class Answer:
 Ask = Callable[[Given], Answer]
 
 
-def asking(function: Any, adapter: Adapter, library: str) -> Ask:
-    """What answers for a function that is called in this process."""
-    return partial(_ask, function, adapter, library, Traces())
+def asking(function: Any, adapter: Adapter, library: str, *, checked: bool = False) -> Ask:
+    """What answers for a function that is called in this process.
+
+    What JAX traces is compared with JAX's own result once, if it is not `checked`.
+    """
+    return partial(_ask, function, adapter, library, Traces(checked=checked))
 
 
 def _ask(function: Any, adapter: Adapter, library: str, traces: Traces, given: Given) -> Answer:
@@ -237,7 +240,9 @@ def _as_usual(library: str) -> Iterator[None]:
         import jax
 
         home = jax if hasattr(jax, "enable_x64") else jax.experimental
+        jax.config.update("jax_traceback_filtering", "off")  # it takes longer than a call
         with home.enable_x64(True):
+            jax.numpy.zeros(1)  # what JAX does once is not the function's
             yield
     else:
         yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any
@@ -91,7 +91,9 @@ class Search:
     @property
     def meanings(self) -> dict[str, Meaning]:
         """What the table says of each parameter that it knows."""
-        names = [one.name for one in self.subject.parameters]
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        hints = table.HINTS.get(name, ())
+        names = [one.name for one in self.subject.parameters if one.name not in hints]
         found = {
             one: table.PARAMETERS[one.lower()] for one in names if one.lower() in table.PARAMETERS
         }
@@ -113,32 +115,38 @@ class Search:
         ]
 
 
-def find_adapters(search: Search) -> list[Adapter]:
-    """Every adapter with which a function runs and returns something like a result."""
-    meanings = search.meanings
-    roles = {one.role for one in meanings.values()}
+def find_adapters(search: Search) -> Iterator[list[Adapter]]:
+    """The adapters with which a function runs and returns something like a result, by layout."""
+    roles = {one.role for one in search.meanings.values()}
     if search.unknown or not roles & {"query", "embeddings"}:
-        return []
+        return
     layouts = table.EMBEDDED if "embeddings" in roles else table.LAYOUTS
-    found: list[Bound] = []
-    given = None
-    for given in _sizes(search, roles):
+    for given in _sizes(search):
+        runs = [[*_running(search, layout, given)] for layout in layouts]
+        if any(runs):
+            whole = [[*_whole(search, found, given)] for found in runs if found]
+            least = min(len(one.unasked) for found in whole for one in found)
+            backward = "grad_output" in roles
+            for found in whole:  # none that leaves out a mask which another takes
+                made = [
+                    one.adapter(search.library, backward=backward)
+                    for one in found
+                    if len(one.unasked) == least
+                ]
+                if made:
+                    yield made
+            return
         if len(search.tried) > MOST_TRIES:
-            break
-        found = [one for layout in layouts for one in _running(search, layout, given)]
-        if found:
-            break
-    if not found or given is None:
-        return []
+            return
+
+
+def _whole(search: Search, found: list[Bound], given: Given) -> Iterator[Bound]:
+    """Calls with all that a function takes besides what it needs, in each meaning that runs."""
     for one in search.subject.parameters:
         if not is_needed(one):
             found = [more for bound in found for more in _with(search, bound, one, given)]
-    least = min(len(one.unasked) for one in found)
-    found = [one for one in found if len(one.unasked) == least]  # none that leaves out a mask
-    if not (search.stated.heads or search.subject.heads):
-        found = [more for bound in found for more in _with_heads(search, bound, given)]
-    backward = "grad_output" in roles
-    return [one.adapter(search.library, backward=backward) for one in found[:MOST_ADAPTERS]]
+    for bound in found[:MOST_ADAPTERS]:
+        yield from _with_heads(search, bound, given)
 
 
 def is_needed(one: inspect.Parameter) -> bool:
@@ -147,7 +155,7 @@ def is_needed(one: inspect.Parameter) -> bool:
     return one.default is inspect.Parameter.empty and one.kind not in various
 
 
-def _sizes(search: Search, roles: set[str]) -> Iterator[Given]:
+def _sizes(search: Search) -> Iterator[Given]:
     """Problems of sizes that all differ, then of sizes that functions may need to be equal."""
     heads = search.stated.heads or search.subject.heads
     for rows, width in ((5, 4), (8, 8), (16, 8)):
@@ -197,14 +205,14 @@ def _completed(search: Search, bound: Bound, given: Given) -> Iterator[Bound]:
     """The same with the place of the result in what is returned."""
     given = _without_axes(given, bound.layout)
     backward = any("t.grad_output" in code for _, code in bound.arguments)
-    raw = bound.adapter(search.library, raw=True)
+    raw = replace(bound, path="").adapter(search.library, raw=True)
     given = replace(given, fields=_fields(raw.text))
     paths, problem = shapes_of(search.function, raw, search.library, given)
     search.tried.append(problem)
     for path in ("",) if backward else paths:
         own = replace(bound, path=path)
         adapter = own.adapter(search.library, backward=backward)
-        answer = asking(search.function, adapter, search.library)(
+        answer = asking(search.function, adapter, search.library, checked=True)(
             replace(given, fields=_fields(adapter.text))
         )
         problem = unfit(given, answer)
@@ -243,8 +251,9 @@ def _with(search: Search, bound: Bound, one: inspect.Parameter, given: Given) ->
 def _with_heads(search: Search, bound: Bound, given: Given) -> Iterator[Bound]:
     """A call of code that has some number of heads, which nobody says, for each that runs."""
     text = bound.adapter(search.library).text
+    known = search.stated.heads or search.subject.heads or "t.heads" in text
     side_by_side = bound.layout.packed or "t.embeddings" in text
-    if "t.heads" in text or not side_by_side:
+    if known or not side_by_side:
         yield bound
         return
     for many in (2, 3, 4, 8) if bound.layout.packed else (1, 2, 3, 4, 8):
@@ -252,10 +261,14 @@ def _with_heads(search: Search, bound: Bound, given: Given) -> Iterator[Bound]:
         own = replace(
             bound,
             heads=many,
-            assumes=(*bound.assumes, Assumption("heads", f"there are {many} heads")),
+            assumes=(*bound.assumes, Assumption("heads", _heads_in_words(many))),
         )
         if any(x.path == bound.path for x in _completed(search, own, replace(given, sizes=sizes))):
             yield own
+
+
+def _heads_in_words(many: int) -> str:
+    return "there is 1 head" if many == 1 else f"there are {many} heads"
 
 
 # --- what a parameter may get ---------------------------------------------------------------------
@@ -353,10 +366,8 @@ def subject_of(function: Any) -> Subject | None:
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return None
+        text = table.SIGNATURES.get(getattr(function, "__name__", ""))
+        if text is None:
+            return None
+        parameters = inspect.signature(eval(f"lambda {text}: None")).parameters
     return Subject("f", tuple(parameters.values()))
-
-
-def roles_of(subject: Subject, stated: Stated) -> Mapping[str, Meaning]:
-    """What the table says of the parameters of a subject."""
-    return Search(None, subject, "numpy", stated).meanings

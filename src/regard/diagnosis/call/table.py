@@ -164,6 +164,14 @@ ATTRIBUTES: Mapping[str, str] = {
     **{f"bias_{one}": f"b_{one}" for one in "qkvo"},
 }
 
+# The parameters of compiled functions, which say none.
+SIGNATURES: Mapping[str, str] = {
+    "scaled_dot_product_attention": "query, key, value, attn_mask=None, dropout_p=0.0, "
+    "is_causal=False, scale=None, enable_gqa=False",
+}
+# Arguments that change nothing: torch's layer uses its mask, and takes this as a word about it.
+HINTS: Mapping[str, tuple[str, ...]] = {"MultiheadAttention": ("is_causal",)}
+
 # How many heads, for an object that is given.
 HEADS = ["num_heads", "n_heads", "n_head", "nhead", "heads", "h", "nheads", "num_attention_heads"]
 # The methods of an object that is no function itself.
@@ -204,8 +212,8 @@ LAYOUTS = (
 )
 EMBEDDED = (
     Layout("(B, L, M)", "{}", "{}", _FULL),
-    Layout("(L, M)", "{}[0]", "{}[None]", ("{}[0, 0]", "{}[0]"), "{}[0]"),
     Layout("(L, B, M)", "{}.swapaxes(0, 1)", "{}.swapaxes(0, 1)", _FULL),
+    Layout("(L, M)", "{}[0]", "{}[None]", ("{}[0, 0]", "{}[0]"), "{}[0]"),
 )
 
 # How a matrix for x @ W is handed over; the last for a list or an axis of heads.
