@@ -262,7 +262,11 @@ def _open(found: Judgement, group: Sequence[Adapter]) -> Judgement:
     """Without what every adapter that ran assumes: shapes have told that."""
     every = [one.assumes for one in group]
     shared = {one for one in found.adapter.assumes if all(one in own for own in every)}
-    told = (one for one in found.assumptions if one not in shared or one.source != "tried")
+    told = (
+        one
+        for one in found.assumptions
+        if one not in shared or one.source != "tried" or one.name == "layout"
+    )
     return replace(found, assumptions=tuple(told))
 
 

@@ -121,23 +121,43 @@ def find_adapters(search: Search) -> Iterator[list[Adapter]]:
     if search.unknown or not roles & {"query", "embeddings"}:
         return
     layouts = table.EMBEDDED if "embeddings" in roles else table.LAYOUTS
-    for given in _sizes(search):
-        runs = [[*_running(search, layout, given)] for layout in layouts]
-        if any(runs):
-            whole = [[*_whole(search, found, given)] for found in runs if found]
-            least = min(len(one.unasked) for found in whole for one in found)
-            backward = "grad_output" in roles
-            for found in whole:  # none that leaves out a mask which another takes
-                made = [
-                    one.adapter(search.library, backward=backward)
-                    for one in found
-                    if len(one.unasked) == least
-                ]
-                if made:
-                    yield made
+    for several in _sizes(search):
+        runs = [one for layout in layouts if (one := _first(search, layout, several))]
+        if runs:
+            yield from _adapters(search, _told_apart(runs), "grad_output" in roles)
             return
         if len(search.tried) > MOST_TRIES:
             return
+
+
+Runs = tuple[Given, list[Bound]]  # calls that run on a problem
+
+
+def _first(search: Search, layout: Layout, several: Sequence[Given]) -> Runs | None:
+    """The calls in one layout that run on the first of these problems on which any does."""
+    for given in several:
+        if found := [*_running(search, layout, given)]:
+            return given, found
+    return None
+
+
+def _adapters(search: Search, runs: list[Runs], backward: bool) -> Iterator[list[Adapter]]:
+    """These calls with all that a function takes; none leaves out a mask which another takes."""
+    whole = [[*_whole(search, found, given)] for given, found in runs]
+    least = min(len(one.unasked) for found in whole for one in found)
+    for found in whole:
+        kept = [one for one in found if len(one.unasked) == least]
+        if kept:
+            yield [one.adapter(search.library, backward=backward) for one in kept]
+
+
+def _told_apart(runs: list[Runs]) -> list[Runs]:
+    """The same, which say what arrays they assume where several layouts run, but for the first."""
+    found = runs[:1]
+    for given, several in runs[1:]:
+        own = Assumption("layout", f"arrays are {several[0].layout.axes}")
+        found.append((given, [replace(one, assumes=(own, *one.assumes)) for one in several]))
+    return found
 
 
 def _whole(search: Search, found: list[Bound], given: Given) -> Iterator[Bound]:
@@ -155,18 +175,23 @@ def is_needed(one: inspect.Parameter) -> bool:
     return one.default is inspect.Parameter.empty and one.kind not in various
 
 
-def _sizes(search: Search) -> Iterator[Given]:
-    """Problems of sizes that all differ, then of sizes that functions may need to be equal."""
+def _sizes(search: Search) -> Iterator[list[Given]]:
+    """Problems of sizes that all differ, then of sizes that functions may need to be equal.
+
+    Those in a list differ in the number of heads.
+    """
     heads = search.stated.heads or search.subject.heads
-    for rows, width in ((5, 4), (8, 8), (16, 8)):
+    asks = frozenset({"mask", "key_mask", "window"})
+    for (rows, width), (keys, more) in product(((5, 4), (8, 8), (16, 8)), ((2, 2), (2, 0), (0, 0))):
+        several = []
         for many in (heads,) if heads else (3, 4, 2, 8, 1):
-            for keys, more in ((2, 2), (2, 0), (0, 0)):
-                model = search.subject.model
-                if model is None and more:
-                    model = many * (width + more) + 3
-                own = width if not search.subject.model else search.subject.model // many
-                sizes = Sizes(2, many, many, rows, rows + keys, own, own + more, model)
-                yield Given("tried", sizes, asks=frozenset({"mask", "key_mask", "window"}))
+            model = search.subject.model
+            own = model // many if model else width
+            if model is None and more:
+                model = many * (width + more) + 3
+            sizes = Sizes(2, many, many, rows, rows + keys, own, own + more, model)
+            several.append(Given("tried", sizes, asks=asks))
+        yield several
 
 
 def _running(search: Search, layout: Layout, given: Given) -> Iterator[Bound]:
@@ -231,21 +256,24 @@ def _with(search: Search, bound: Bound, one: inspect.Parameter, given: Given) ->
     if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
         yield bound
         return
+    known = meaning is not None and meaning.role not in ("", "context")
+    square = replace(given.sizes, keys=given.sizes.queries)
     found = set()
-    if meaning is not None and meaning.role not in ("", "context"):
+    for own in (given, replace(given, sizes=square)) if known else ():
         for choice in choices_of(search, one.name, bound.layout):
-            if choice.assumes in found:
-                continue
             more = replace(
                 bound,
                 arguments=(*bound.arguments, (one.name, choice.code)),
                 assumes=(*bound.assumes, *choice.assumes),
             )
-            if any(own.path == bound.path for own in _completed(search, more, given)):
+            if choice.assumes in found:
+                continue
+            if any(x.path == bound.path for x in _completed(search, more, own)):
                 found.add(choice.assumes)
                 yield more
-    if not found:
-        yield replace(bound, unasked=(*bound.unasked, one.name))
+        if found:
+            return
+    yield replace(bound, unasked=(*bound.unasked, one.name))
 
 
 def _with_heads(search: Search, bound: Bound, given: Given) -> Iterator[Bound]:
