@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -20,10 +21,8 @@ def answered(adapter, given, reading=PLAIN):
     """What an adapter returns once all that it reads is known, and the task that it was asked."""
     for _ in range(4):
         view, out = TaskView(given), None
-        try:
+        with contextlib.suppress(ValueError):  # it has read fields that decide shapes
             out = adapter(view)
-        except ValueError:
-            pass  # it has read fields that decide shapes
         if reads_of(view) <= given.fields:
             break
         given = replace(given, fields=given.fields | reads_of(view))
@@ -54,6 +53,11 @@ def projected(t, context=None):
         yield (x @ weights).reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
 
 
+def joined(past, new):
+    """Keys and values of the past, and those after them."""
+    return (np.concatenate(two, 2) for two in zip(past, new, strict=True))
+
+
 def packed(output):
     return output.swapaxes(1, 2).reshape(output.shape[0], output.shape[2], -1)
 
@@ -63,7 +67,9 @@ CALLS = {
     "mask": (lambda t: attention(t, mask=t.mask), ("mask",)),
     "padding": (lambda t: attention(t, mask=t.key_mask[:, None, None]), ("key_mask",)),
     "lengths": (
-        lambda t: attention(t, mask=(np.arange(t.key.shape[2]) < t.lengths[:, None])[:, None, None]),
+        lambda t: attention(
+            t, mask=(np.arange(t.key.shape[2]) < t.lengths[:, None])[:, None, None]
+        ),
         ("key_mask",),
     ),
     "causal with an offset": (
@@ -100,12 +106,12 @@ def test_a_layer_is_projected_from_its_embeddings_or_from_a_context(sizes):
 @pytest.mark.parametrize("sizes", SIZES, ids=("square", "rectangle"))
 def test_keys_of_the_past_come_before_those_of_the_queries(sizes):
     def of_arrays(t):
-        keys, values = (np.concatenate(two, 2) for two in zip(t.past, (t.key, t.value)))
+        keys, values = joined(t.past, (t.key, t.value))
         return regard.attention(t.query, keys, values, mask=Causal(), offset="end")
 
     def of_layer(t):
         query, *new = projected(t)
-        keys, values = (np.concatenate(two, 2) for two in zip(t.past, new))
+        keys, values = joined(t.past, new)
         return packed(regard.attention(query, keys, values))
 
     assert_expected(of_arrays, Given("", sizes), Reading(causal=True))
@@ -136,7 +142,7 @@ def test_tables_of_cosines_turn_new_tokens_and_no_keys_of_the_past(past):
     def adapter(t):
         keys, values = turned(t.key, t), t.value
         if past:
-            keys, values = (np.concatenate(two, 2) for two in zip(t.past, (keys, values)))
+            keys, values = joined(t.past, (keys, values))
         return regard.attention(turned(t.query, t), keys, values)
 
     assert_expected(adapter, Given(""), Reading(rotary="halves"))
@@ -193,4 +199,6 @@ def test_every_query_sees_a_key_whatever_else_hides_some():
         for reading in (PLAIN, Reading(aligned="start")):
             given = Given("", sizes, fields, asks=fields)
             task = Task(given, fields, reading)
-            assert task.visible.any(-1)[np.broadcast_to(task.compared[:, None], task.visible.shape[:3])].all()
+            assert task.visible.any(-1)[
+                np.broadcast_to(task.compared[:, None], task.visible.shape[:3])
+            ].all()

@@ -125,7 +125,8 @@ def _ladder(heads: int | None, model: int | None) -> Iterator[Sizes]:
         return
     for rows, width in ((5, 4), (8, 8), (16, 8)):
         for batch in (2, 1):
-            for many in (3, 4, 1, 2, 8) if heads is None else (heads,):
+            usual = [many for many in (3, 4, 1, 2, 8) if many != rows]
+            for many in usual if heads is None else (heads,):
                 about: dict[str, Any] = dict(queries=rows, keys=rows, width=width)
                 yield Sizes(batch, many, many, value_width=width, **about)
 
@@ -293,14 +294,15 @@ def judge(ask: Ask, adapter: Adapter, stated: Stated) -> Judgement:
 
 def _judged(found: Survey, stated: Stated) -> Judgement:
     ordinary = [one for one in found.answers if one[0].name != LARGE]
-    table = _Table(ordinary)
+    table, unit = _Table(ordinary), 0.0
     axes = _axes(found.fields, stated)
     best = table.best(_readings(axes))
     right = not table.distance(best)[0]
     units = {_unit(one): one.dtype for _, one in ordinary}
     exact_to = units[max(units)]
     if not right:
-        coarse = _Table(ordinary, UNITS["float32"])
+        unit = UNITS["float32"]
+        coarse = _Table(ordinary, unit)
         close = coarse.best(_readings(axes))
         if not coarse.distance(close)[0]:
             table, best, right, exact_to = coarse, close, True, "float32"
@@ -335,11 +337,11 @@ def _judged(found: Survey, stated: Stated) -> Judgement:
         return Judgement("wrong", "two equal calls give different results", task=task, **about)
     if stuck := _always_refused(found):
         return Judgement("unknown", f"{stuck.name}: {stuck.why}", **about)
-    return _fragile(found, best, about) or Judgement("right", "", **about)
+    return _fragile(found, best, unit, about) or Judgement("right", "", **about)
 
 
-def _fragile(found: Survey, best: Reading, about: dict[str, Any]) -> Judgement | None:
-    large = _Table([one for one in found.answers if one[0].name == LARGE]).of(best)
+def _fragile(found: Survey, best: Reading, unit: float, about: dict[str, Any]) -> Judgement | None:
+    large = _Table([one for one in found.answers if one[0].name == LARGE], unit).of(best)
     if large and large[0][1]:
         task, _, answer = large[0]
         return Judgement("fragile", f"wrong with {LARGE}", task=task, answer=answer, **about)

@@ -184,7 +184,8 @@ def _sizes(search: Search) -> Iterator[list[Given]]:
     asks = frozenset({"mask", "key_mask", "window"})
     for (rows, width), (keys, more) in product(((5, 4), (8, 8), (16, 8)), ((2, 2), (2, 0), (0, 0))):
         several = []
-        for many in (heads,) if heads else (3, 4, 2, 8, 1):
+        usual = [many for many in (3, 4, 2, 8, 1) if many != rows]
+        for many in (heads,) if heads else usual:
             model = search.subject.model
             own = model // many if model else width
             if model is None and more:
