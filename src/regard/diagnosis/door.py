@@ -6,17 +6,20 @@ Owns how a function and its adapters are brought together. Must not know what is
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from regard.diagnosis.call.adapter import Adapter
-from regard.diagnosis.call.asking import asking
+from regard.diagnosis.call.adapter import Adapter, Way
+from regard.diagnosis.call.asking import Ask, asking
 from regard.diagnosis.call.modules import is_object, subjects_of
 from regard.diagnosis.call.search import Search, find_adapters, subject_of
 from regard.diagnosis.call.skeleton import skeleton
-from regard.diagnosis.judge import Judgement, NotAsked, judge, judge_best
+from regard.diagnosis.judge import Judgement, NotAsked, judge_best
 from regard.diagnosis.reading.libraries import framework_of
 from regard.diagnosis.statements import Stated
+from regard.errors import safe_text
+
+MOST_TOLD = 8  # reasons why calls failed
 
 
 def judge_function(
@@ -32,13 +35,48 @@ def judge_function(
     """
     stated = Stated(**statements)
     library = stated.library or library_of(function)
+    ways = ways_of(function, call, library, stated)
+    return judge_ways(ways, lambda one: asking(function, one, library), stated)
+
+
+def judge_ways(ways: Iterator[Way], ask: Callable[[Adapter], Ask], stated: Stated) -> Judgement:
+    """The verdict on a function that may be called in these ways, of which the last has none."""
+    last = Way()
+
+    def groups() -> Iterator[tuple[Adapter, ...]]:
+        nonlocal last
+        for last in ways:
+            if not last.adapters:
+                return
+            yield last.adapters
+
+    found = judge_best(groups(), ask, stated)
+    if found is not None:
+        return found
+    why = last.why or "no call that was tried returned anything like a result"
+    tried = tuple(NotAsked("a call", one) for one in last.tried)
+    return Judgement("not_callable", why, Adapter(_not_called, last.skeleton), not_asked=tried)
+
+
+def _not_called(function: Any, t: Any) -> Any:
+    raise NotImplementedError("this adapter is to be edited first")
+
+
+def ways_of(
+    function: Any, call: Callable[[Any, Any], Any] | None, library: str, stated: Stated
+) -> Iterator[Way]:
+    """How a function may be called: by the adapter that is given, or else as the table has it."""
+    name = safe_text(getattr(function, "__name__", type(function).__name__), 60)
     if call is not None:
-        adapter = Adapter(call)
-        return judge(asking(function, adapter, library), adapter, stated)
-    searches = searches_of(function, library, stated)
-    groups = (group for search in searches for group in find_adapters(search))
-    found = judge_best(groups, lambda one: asking(function, one, library), stated)
-    return found or not_callable(function, searches, library)
+        yield Way((Adapter(call),), name)
+        return
+    searches = _searches(function, library, stated)
+    found = False
+    for search in searches:
+        for group in find_adapters(search):
+            found = True
+            yield Way(tuple(group), name)
+    yield Way(name=name) if found else _not_callable(function, name, searches, library)
 
 
 def library_of(function: Any) -> str:
@@ -52,8 +90,8 @@ def library_of(function: Any) -> str:
     return next((one for one in libraries if one != "numpy"), "numpy")
 
 
-def searches_of(function: Any, library: str, stated: Stated) -> list[Search]:
-    """What may be called, for a function, an object or a class."""
+def _searches(function: Any, library: str, stated: Stated) -> list[Search]:
+    """What may be called, of a function, an object or a class."""
     if is_object(function):
         subjects = [*subjects_of(function, library)]
     else:
@@ -62,15 +100,14 @@ def searches_of(function: Any, library: str, stated: Stated) -> list[Search]:
     return [Search(function, one, library, stated) for one in subjects]
 
 
-def not_callable(function: Any, searches: list[Search], library: str) -> Judgement:
-    """The verdict that an adapter is needed, with one to edit and what was tried."""
-    unknown = list(dict.fromkeys(name for one in searches for name in one.unknown))
-    tried = list(dict.fromkeys(why for one in searches for why in one.tried if why))
+def _not_callable(function: Any, name: str, searches: list[Search], library: str) -> Way:
+    """That an adapter is needed, with one to edit and what was tried."""
+    unknown = dict.fromkeys(name for one in searches for name in one.unknown)
+    tried = dict.fromkeys(why for one in searches for why in one.tried if why)
     why = "no call that was tried returned anything like a result"
     if unknown:
-        why = f"it is not known what {', '.join(unknown)} should get"
+        why = f"it is not known what {safe_text(', '.join(unknown), 200)} should get"
     elif not searches:
         why = "it is not known how it is made"
-    adapter = skeleton(function, searches, library)
-    problems = tuple(NotAsked("a call", why) for why in tried[:8])
-    return Judgement("not_callable", why, adapter, not_asked=problems)
+    code = skeleton(function, searches, library)
+    return Way((), name, why, code, tuple(tried)[:MOST_TOLD])

@@ -14,21 +14,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
+from regard.diagnosis.call import remote
+from regard.diagnosis.call.adapter import Adapter, Way
+from regard.diagnosis.call.asking import Answer
+from regard.diagnosis.call.asking import Ask as AskGiven
 from regard.diagnosis.calls.convention import Ask, CallResult, Question
+from regard.diagnosis.judge import Judgement, not_judged
 from regard.diagnosis.process import protocol, supervisor
 from regard.diagnosis.process.running import MAX_BYTES
 from regard.diagnosis.reading.signature import Callee
 from regard.diagnosis.reading.target import load
 from regard.diagnosis.result import Finding, Outcome
+from regard.diagnosis.statements import Stated
+from regard.diagnosis.task import Given
 from regard.errors import OptionError, ProblemError, safe_text
 
 LOADING_SECONDS = 120.0  # loading a file may import torch
 # A call interrupts itself at its limit, unless it is in native code: its process then gets this.
 GRACE_SECONDS = 5.0
+# A function that waits takes no time of the CPU, whose limit is what ends a call usually.
+CALL_SECONDS, SEARCH_SECONDS = 60.0, 300.0
 LOOK_SECONDS = 0.1  # between two looks whether an answer is late
 
 T = TypeVar("T")
@@ -56,18 +65,37 @@ def diagnose_target(
         process.end()
 
 
+def judge_target(target: str, call: str | None = None, **statements: Any) -> Judgement:
+    """The judgement of the function that `target` names, which runs in another process.
+
+    `call` names an adapter in the same way. The errors are those of `diagnose_target`.
+    """
+    from regard.diagnosis.door import judge_ways
+
+    stated = Stated(**statements)
+    process = _Process("regard.diagnosis.call.worker")
+    try:
+        process.begin({"target": target, "call": call, "stated": asdict(stated)})
+        return judge_ways(process.ways(), process.asking, stated)
+    except ConnectionLostError as lost:
+        return not_judged(lost.args[1])
+    finally:
+        process.end()
+
+
 class _Process:
     """The supervisor and its worker, and a thread that ends them when an answer is late."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str = "regard.diagnosis.process.worker") -> None:
         self._key = os.urandom(supervisor.KEY_BYTES)
         self._number = 0
+        self._adapters: list[Adapter] = []
         self._deadline = math.inf
         self._late = False
         self._over = threading.Event()
         self._last_words: tuple[str, int] | None = None
         self._supervisor = subprocess.Popen(
-            [sys.executable, "-P", supervisor.__file__],
+            [sys.executable, "-P", supervisor.__file__, worker],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -96,6 +124,47 @@ class _Process:
             return found
         text = f"{name} left {left} process{'es' if left > 1 else ''} running; ended with it"
         return replace(found, findings=(*found.findings, Finding("leaves_processes", text)))
+
+    def begin(self, request: Mapping[str, Any]) -> None:
+        """Load a function and its adapter."""
+
+        def read(message: protocol.Message) -> None:
+            if (error := protocol.as_error(message)) is not None:
+                kind, text = error
+                raise (OptionError if kind == "OptionError" else ProblemError)(text)
+
+        def write(number: int) -> bytes:
+            return self._key + protocol.frame(self._key, number, request)
+
+        self._exchange(write, read, "loading the file", LOADING_SECONDS, 0)
+
+    def ways(self) -> Iterator[Way]:
+        """How the function may be called; adapters have numbers in the order in which they come."""
+        while True:
+            way = self._exchange(
+                lambda number: protocol.frame(self._key, number, {}),
+                remote.as_way,
+                "the search for a call",
+                SEARCH_SECONDS,
+                0,
+            )
+            self._adapters += way.adapters
+            yield way
+
+    def asking(self, adapter: Adapter) -> AskGiven:
+        """What asks for one call with an adapter."""
+        own = next(place for place, one in enumerate(self._adapters) if one is adapter)
+
+        def ask(given: Given) -> Answer:
+            return self._exchange(
+                lambda number: protocol.frame(self._key, number, remote.asked(given, own)),
+                remote.as_answer,
+                f"the problem {given.name}",
+                CALL_SECONDS,
+                remote.MAX_BYTES,
+            )
+
+        return ask
 
     def end(self) -> tuple[str, int]:
         """End the worker and its descendants: what had ended it, and how many processes it left."""

@@ -66,6 +66,15 @@ class Judgement:
     distance: float = 0.0  # how many of the problems are wrong, and how much of them
 
 
+def not_judged(why: str) -> Judgement:
+    """The verdict on a function that ended its process, or was ended."""
+
+    def call(function: Any, t: Any) -> Any:
+        raise NotImplementedError(why)
+
+    return Judgement("not_callable", f"stopped: {why}", Adapter(call))
+
+
 # --- what is asked --------------------------------------------------------------------------------
 
 
@@ -239,6 +248,8 @@ def judge_best(
     nearest: tuple[tuple[float, float], Adapter, Sequence[Adapter]] | None = None
     calls = 0
     for group in groups:
+        if not group[0].text:  # the user's own is the only one
+            return judge(ask(group[0]), group[0], stated)
         for adapter in group:
             own = ask(adapter)
             simple = survey(own, adapter, stated, SIMPLEST)

@@ -40,6 +40,17 @@ class Adapter:
     model: int | None = None  # how wide embeddings are, where it takes no others
 
 
+@dataclass(frozen=True, eq=False)
+class Way:
+    """The adapters of one layout; the last way has none, and says why where there was no other."""
+
+    adapters: tuple[Adapter, ...] = ()
+    name: str = ""  # of the function
+    why: str = ""  # it is not callable
+    skeleton: str = ""  # an adapter to edit
+    tried: tuple[str, ...] = ()
+
+
 def written(body: str, library: str, **about: Any) -> Adapter:
     """An adapter of this code, the body of a function of `f` and `t`."""
     text = f"{IMPORTS[library]}\n\n\ndef call(f, t):\n{indent(body, '    ')}\n"

@@ -11,14 +11,14 @@ from textwrap import indent
 from typing import Any
 
 from regard.diagnosis.call import table
-from regard.diagnosis.call.adapter import IMPORTS, Adapter
+from regard.diagnosis.call.adapter import IMPORTS
 from regard.diagnosis.call.search import Search, choices_of, is_needed
 
 FIRST = ("t.query", "t.key", "t.value")
 EDIT = "..."
 
 
-def skeleton(function: Any, searches: Sequence[Search], library: str) -> Adapter:
+def skeleton(function: Any, searches: Sequence[Search], library: str) -> str:
     """An adapter with one line for each argument; what is not known is to be filled in."""
     search = searches[0] if searches else None
     subject = search.subject if search else None
@@ -41,7 +41,7 @@ def skeleton(function: Any, searches: Sequence[Search], library: str) -> Adapter
     whole = f"return {target}(\n" + indent("\n".join(lines), "    ") + "\n)"
     before = f"{subject.before}\n" if subject and subject.before else ""
     text = f"{IMPORTS[library]}\n\n\ndef call(f, t):\n{indent(before + whole, '    ')}\n"
-    return Adapter(lambda f, t: None, text)
+    return text
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:

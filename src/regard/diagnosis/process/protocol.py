@@ -164,7 +164,7 @@ def as_request(message: Message) -> dict[str, Any]:
 # --- from the function ----------------------------------------------------------------------------
 
 
-def _checked(
+def checked(
     reader: Callable[Concatenate[dict[str, Any], bytes, P], T],
 ) -> Callable[Concatenate[Message, P], T]:
     """A reader of messages from one of JSON and bytes; any error in it makes a message invalid."""
@@ -173,7 +173,7 @@ def _checked(
     def read(message: Message, /, *arguments: P.args, **more: P.kwargs) -> T:
         try:
             content = _decode(message.text.decode())
-            _need(type(content) is dict)
+            need(type(content) is dict)
             return reader(content, message.data, *arguments, **more)
         except Exception as error:
             raise InvalidMessage from error
@@ -259,40 +259,40 @@ def _kind_of_default(default: Any) -> bool | int | None:
     return default if type(default) is int and 0 < default <= MAX_COUNT else 0
 
 
-@_checked
+@checked
 def as_callees(content: dict[str, Any], data: bytes) -> list[Callee]:
     """What `callees_frame` wrote, checked."""
-    _need(content.keys() == {"readings", "blocks"} and type(content["readings"]) is list)
+    need(content.keys() == {"readings", "blocks"} and type(content["readings"]) is list)
     blocks = tuple((first, text) for first, text in content["blocks"])
-    _need(all(type(first) is int and type(text) is str for first, text in blocks))
-    _need(sum(len(text) for _, text in blocks) <= MOST_CHARACTERS)
-    _need(0 < len(content["readings"]) <= MOST_READINGS)
+    need(all(type(first) is int and type(text) is str for first, text in blocks))
+    need(sum(len(text) for _, text in blocks) <= MOST_CHARACTERS)
+    need(0 < len(content["readings"]) <= MOST_READINGS)
     callees, start = [], 0
     for number, one in enumerate(content["readings"]):
         callee, start = _as_callee(one, data, start)
         callees.append(replace(callee, number=number, blocks=blocks))
-    _need(start == len(data))
+    need(start == len(data))
     return callees
 
 
 def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee, int]:
-    _need(content.keys() == CALLEE_FIELDS)
-    _need(content["steps"] in ("", *STEPS))
-    _need(content["tables"] in ("", "batch", *FORMS))
-    _need(set(_text(content["layout"])) <= set("BHLD"))
-    _need(type(content["caps"]) is list and all(type(one) is float for one in content["caps"]))
-    _need(type(content["widths"]) is list and len(content["widths"]) <= MAX_ARRAYS)
-    _need(all(type(one) is int and 0 < one <= MAX_COUNT for one in content["widths"]))
+    need(content.keys() == CALLEE_FIELDS)
+    need(content["steps"] in ("", *STEPS))
+    need(content["tables"] in ("", "batch", *FORMS))
+    need(set(_text(content["layout"])) <= set("BHLD"))
+    need(type(content["caps"]) is list and all(type(one) is float for one in content["caps"]))
+    need(type(content["widths"]) is list and len(content["widths"]) <= MAX_ARRAYS)
+    need(all(type(one) is int and 0 < one <= MAX_COUNT for one in content["widths"]))
     for name in ("meant", "without", "unused"):
-        _need(type(content[name]) is list and len(content[name]) <= MAX_ARRAYS)
-    _need(all(content[one] in ("", "keep", "hide") for one in ("mask_means", "key_mask_means")))
-    _need(content["window_means"] in ("", "inclusive", "exclusive"))
-    _need(content["causal_aligns"] in ("", "end", "start"))
-    _need(content["sharpness"] is None or type(content["sharpness"]) is float)
-    _need(content["by_head"] in (None, True, False))
-    _need(content["columns_said"] in ("", "heads", "parts"))
-    _need(content["norm_place"] in ("", "first", "last"))
-    _need(content["said_scale"] in ("", "none", "width", "model"))
+        need(type(content[name]) is list and len(content[name]) <= MAX_ARRAYS)
+    need(all(content[one] in ("", "keep", "hide") for one in ("mask_means", "key_mask_means")))
+    need(content["window_means"] in ("", "inclusive", "exclusive"))
+    need(content["causal_aligns"] in ("", "end", "start"))
+    need(content["sharpness"] is None or type(content["sharpness"]) is float)
+    need(content["by_head"] in (None, True, False))
+    need(content["columns_said"] in ("", "heads", "parts"))
+    need(content["norm_place"] in ("", "first", "last"))
+    need(content["said_scale"] in ("", "none", "width", "model"))
     around = content["around"] and Surroundings.checked(content["around"])
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
     flags = (
@@ -312,30 +312,30 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
         "has_positions",
         "pools",
     )
-    _need(all(type(content[name]) is bool for name in flags))
+    need(all(type(content[name]) is bool for name in flags))
     heads = content["heads"]
-    _need(heads is None or (type(heads) is int and 0 < heads <= MAX_HEADS))
-    _need(content["framework"] in ("numpy", "torch", "jax"))
-    _need(type(content["parameters"]) is list and len(content["parameters"]) <= MAX_PARAMETERS)
+    need(heads is None or (type(heads) is int and 0 < heads <= MAX_HEADS))
+    need(content["framework"] in ("numpy", "torch", "jax"))
+    need(type(content["parameters"]) is list and len(content["parameters"]) <= MAX_PARAMETERS)
     parameters = []
     for name, role, required, keyword, default, guessed in content["parameters"]:
-        _need(type(name) is str and name.isidentifier() and len(name) <= 200)
-        _need(role is None or (type(role) is str and role in ROLES_GIVEN))
-        _need(all(type(one) is bool for one in (required, keyword, guessed)))
+        need(type(name) is str and name.isidentifier() and len(name) <= 200)
+        need(role is None or (type(role) is str and role in ROLES_GIVEN))
+        need(all(type(one) is bool for one in (required, keyword, guessed)))
         count = type(default) is int and 0 <= default <= MAX_COUNT
-        _need(default is None or default is True or count)
+        need(default is None or default is True or count)
         told = Parameter(name, role, required, keyword, default, guessed=guessed)
         parameters.append(told)
-    _need(any(one.role in ("x", "query") for one in parameters))
-    _need(len({one.name for one in parameters}) == len(parameters))
-    _need(type(content["weights"]) is dict)
+    need(any(one.role in ("x", "query") for one in parameters))
+    need(len({one.name for one in parameters}) == len(parameters))
+    need(type(content["weights"]) is dict)
     weights = {}
     for role, shape in content["weights"].items():
-        _need((role in ROLES and role[:2] in ("W_", "b_")) or role in (LATENTS, PAIRS, "sink"))
+        need((role in ROLES and role[:2] in ("W_", "b_")) or role in (LATENTS, PAIRS, "sink"))
         weights[role], start = _numbers(data, start, _shape(shape))
-    _need(not weights or set(PROJECTIONS) <= weights.keys())
+    need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
-    _need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
+    need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
     texts = (
         "steps",
         "tables",
@@ -356,7 +356,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     own |= {"layout": content["layout"], "caps": tuple(content["caps"])}
     own |= {name: _text(content[name]) for name in ("made", "fault", "option")}
     own |= {name: tuple(map(_text, content[name])) for name in ("meant", "without", "unused")}
-    _need(type(content["axes"]) is dict and len(content["axes"]) <= MAX_ARRAYS)
+    need(type(content["axes"]) is dict and len(content["axes"]) <= MAX_ARRAYS)
     own |= {"axes": {_text(name): _text(axes) for name, axes in content["axes"].items()}}
     return Callee(name, tuple(parameters), content["framework"], **own), start
 
@@ -374,17 +374,17 @@ def results_frame(key: bytes, number: int, results: list[CallResult]) -> bytes:
     return frame(key, number, {"calls": content}, (_wide(one) for one in arrays if one is not None))
 
 
-@_checked
+@checked
 def as_results(content: dict[str, Any], data: bytes, question: Question) -> list[CallResult]:
     """What `results_frame` wrote, checked."""
-    _need(content.keys() == {"calls"} and type(content["calls"]) is list)
+    need(content.keys() == {"calls"} and type(content["calls"]) is list)
     results: list[CallResult] = []
     start = 0
     for call in content["calls"]:
-        _need(call.keys() == CALL_FIELDS and type(call["a_list"]) is type(call["dropped"]) is bool)
-        _need(type(call["arrays"]) is list and len(call["arrays"]) <= MAX_ARRAYS)
+        need(call.keys() == CALL_FIELDS and type(call["a_list"]) is type(call["dropped"]) is bool)
+        need(type(call["arrays"]) is list and len(call["arrays"]) <= MAX_ARRAYS)
         names = call["names"]
-        _need(type(names) is list and len(names) in (0, len(call["arrays"])))
+        need(type(names) is list and len(names) in (0, len(call["arrays"])))
         arrays = []
         for shape, dtype, sent in call["arrays"]:
             own, numbers = _shape(shape), None
@@ -393,17 +393,17 @@ def as_results(content: dict[str, Any], data: bytes, question: Question) -> list
             arrays.append(ReturnedArray(own, _text(dtype), numbers))
         problem = _text(call["problem"])
         # A call has arrays or a problem, and only the last one of them has a problem.
-        _need(bool(arrays) is not bool(problem))
-        _need(call["kind"] in PROBLEMS if problem else call["kind"] == "")
-        _need(not results or not results[-1].problem)
+        need(bool(arrays) is not bool(problem))
+        need(call["kind"] in PROBLEMS if problem else call["kind"] == "")
+        need(not results or not results[-1].problem)
         changed = call["changed"]
-        _need(type(changed) is list)
-        _need(all(type(one) is str and one in question.calls[0] for one in changed))
+        need(type(changed) is list)
+        need(all(type(one) is str and one in question.calls[0] for one in changed))
         given = call | {"arrays": tuple(arrays), "problem": problem, "changed": tuple(changed)}
         given |= {"names": tuple(map(_text, names))}
         results.append(CallResult(**given | {"printed": _text(call["printed"])}))
-    _need(start == len(data) and 0 < len(results) <= len(question.calls))
-    _need(len(results) == len(question.calls) or bool(results[-1].problem))
+    need(start == len(data) and 0 < len(results) <= len(question.calls))
+    need(len(results) == len(question.calls) or bool(results[-1].problem))
     return results
 
 
@@ -412,34 +412,35 @@ def error_frame(key: bytes, number: int, kind: str, text: str) -> bytes:
     return frame(key, number, {"kind": kind, "error": text})
 
 
-@_checked
+@checked
 def as_error(content: dict[str, Any], data: bytes) -> tuple[str, str] | None:
     """What `error_frame` wrote, checked: kind and text. None if it is another message."""
     if "error" not in content:
         return None
-    _need(content.keys() == {"kind", "error"} and not data)
-    _need(content["kind"] in ("OptionError", "ProblemError"))
+    need(content.keys() == {"kind", "error"} and not data)
+    need(content["kind"] in ("OptionError", "ProblemError"))
     return content["kind"], _text(content["error"])
 
 
-def _need(condition: bool) -> None:
+def need(condition: bool) -> None:
+    """Refuse a message of which this does not hold."""
     if not condition:
         raise InvalidMessage
 
 
 def _text(text: Any) -> str:
-    _need(type(text) is str and len(text) <= MAX_WORDS)
+    need(type(text) is str and len(text) <= MAX_WORDS)
     return safe_text(text)
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    _need(type(shape) is list and len(shape) <= 64)
-    _need(all(type(size) is int and 0 <= size < 2**63 for size in shape))
+    need(type(shape) is list and len(shape) <= 64)
+    need(all(type(size) is int and 0 <= size < 2**63 for size in shape))
     return tuple(shape)
 
 
 def _numbers(data: bytes, start: int, shape: tuple[int, ...]) -> tuple[Array, int]:
     """The array of float64 that begins at a byte, and where the next one begins."""
     stop = start + 8 * math.prod(shape)
-    _need(stop <= len(data))
+    need(stop <= len(data))
     return np.frombuffer(data[start:stop], "<f8").reshape(shape), stop

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 
 KEY_BYTES = 16
 MAX_PROCESSES = 64
@@ -61,9 +62,7 @@ def _work(key: bytes) -> None:
     """Run as the worker; the process ends with this call."""
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3)))
     try:
-        from regard.diagnosis.process.worker import serve
-
-        serve(key, MAX_MEMORY)
+        import_module(sys.argv[1]).serve(key, MAX_MEMORY)
     finally:
         os._exit(1)
 

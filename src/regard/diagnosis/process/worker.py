@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from regard.diagnosis.calls.convention import CallResult
@@ -20,12 +20,21 @@ from regard.diagnosis.process.running import answer_question, describe_error
 from regard.diagnosis.reading.target import load
 from regard.errors import OptionError, ProblemError, safe_text
 
+Respond = Callable[[protocol.Message], bytes]  # the frame that answers a message
+
 
 def serve(key: bytes, memory: int) -> None:
     """Load what the first message names, then answer one question after the other, without end.
 
     `memory`: bytes that the function may take.
     """
+    serve_messages(key, memory, _begin)
+
+
+def serve_messages(
+    key: bytes, memory: int, begin: Callable[[bytes, protocol.Message], tuple[bytes, Respond]]
+) -> None:
+    """Answer messages without end: the first one by `begin`, the others by what that returns."""
     inbox, outbox = _channels()
     _no_core_files()
     # Some probes fail, and JAX would take longer to shorten their tracebacks than to trace them.
@@ -41,23 +50,28 @@ def serve(key: bytes, memory: int) -> None:
                 message = message[os.write(file, message) :]
 
     message = next_message()
-    request = protocol.as_request(message)
-    target = request["target"]
     try:
-        loaded = load(target)
-        readings = inspect_function(loaded, request["roles"], request["heads"], request["library"])
-        code = ChangedCode(loaded)
-        callees = [replace(callee, blocks=code.blocks) for _, callee in readings]
-        reply = protocol.callees_frame(key, message.number, callees)
+        reply, respond = begin(key, message)
     except BaseException as error:
         kind = "OptionError" if isinstance(error, OptionError) else "ProblemError"
-        answer(protocol.error_frame(key, message.number, kind, _why(error, target)))
+        why = _why(error, protocol.as_request(message)["target"])
+        answer(protocol.error_frame(key, message.number, kind, why))
         return
     _limit_memory(memory)
     answer(reply)
-    traces: dict[int, Traces] = {}
     while True:
-        message = next_message()
+        answer(respond(next_message()))
+
+
+def _begin(key: bytes, message: protocol.Message) -> tuple[bytes, Respond]:
+    request = protocol.as_request(message)
+    loaded = load(request["target"])
+    readings = inspect_function(loaded, request["roles"], request["heads"], request["library"])
+    code = ChangedCode(loaded)
+    callees = [replace(callee, blocks=code.blocks) for _, callee in readings]
+    traces: dict[int, Traces] = {}
+
+    def respond(message: protocol.Message) -> bytes:
         question = protocol.as_question(message)
         try:
             results = answer_question(readings, question, request["limit"], traces, code)
@@ -66,7 +80,9 @@ def serve(key: bytes, memory: int) -> None:
         except BaseException as error:
             text = f"its answer could not be read: {describe_error(error)}"
             results = [CallResult(problem=text, kind="raised")]
-        answer(protocol.results_frame(key, message.number, results))
+        return protocol.results_frame(key, message.number, results)
+
+    return protocol.callees_frame(key, message.number, callees), respond
 
 
 def _why(error: BaseException, target: str) -> str:

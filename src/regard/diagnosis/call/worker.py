@@ -1,0 +1,30 @@
+"""The process in which a function is called with adapters. It answers problems, and judges nothing.
+
+Must not know the textbook.
+"""
+
+from __future__ import annotations
+
+from regard.diagnosis.call.remote import Caller
+from regard.diagnosis.door import library_of, ways_of
+from regard.diagnosis.process import protocol
+from regard.diagnosis.process.worker import Respond, serve_messages
+from regard.diagnosis.reading.target import load
+from regard.diagnosis.statements import Stated
+
+
+def serve(key: bytes, memory: int) -> None:
+    """Load what the first message names, then answer one problem after the other, without end.
+
+    `memory`: bytes that the function may take.
+    """
+    serve_messages(key, memory, _begin)
+
+
+def _begin(key: bytes, message: protocol.Message) -> tuple[bytes, Respond]:
+    request = protocol.as_request(message)
+    function, stated = load(request["target"]), Stated(**request["stated"])
+    call = None if request["call"] is None else load(request["call"])
+    library = stated.library or library_of(function)
+    caller = Caller(function, library, ways_of(function, call, library, stated))
+    return protocol.frame(key, message.number, {}), lambda one: caller.answer(one, key)
