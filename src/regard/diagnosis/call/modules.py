@@ -31,71 +31,75 @@ _READY = _EMBEDDED | {
 }
 _SAMPLE = {"model": "12", "width": "4", "value_width": "4", "heads": "3", "key_heads": "3"}
 _SAMPLE["causal"] = "False"
+UNKNOWN = "..."  # what is to be filled in, or checked
 
 
 def subjects_of(given: Any, library: str) -> Iterator[Subject]:
-    """An object or a class as what is called, once it has the weights of a problem."""
+    """An object or a class as what is called, once it has the weights of a problem.
+
+    There are two where matrices may be transposed. What is not known of it is named.
+    """
     is_class = inspect.isclass(given)
-    arguments = _constructor(given) if is_class else []
-    if arguments is None:
-        return
+    arguments = _constructor(given) if is_class else {}
+    unknown = [name for name, code in arguments.items() if code == UNKNOWN]
     sample = given
     if is_class:
-        code = called("f", [(name, one.format(**_SAMPLE)) for name, one in arguments])
+        code = called("f", [(name, one.format(**_SAMPLE)) for name, one in arguments.items()])
         sample = guarded(lambda: eval(code, {"f": given}), library).value
-    method = next((name for name in table.METHODS if _has(sample, name)), None)
-    if sample is None or method is None:
-        return
     module = hasattr(sample, "named_parameters")
     arrays = [*(sample.named_parameters() if module else _arrays(sample))]
-    filled = [_filled(sample, name, array, library) for name, array in arrays]
-    if any(one is None for one in filled):
-        return
+    filled = _filled(sample, arrays, library)
+    unknown += [name for name, line in filled.items() if UNKNOWN in line]
     places = _EMBEDDED if arrays else _READY
-    made = called("f", [(name, one.format(**places)) for name, one in arguments])
-    if not is_class:
-        made = "copy.deepcopy(f)"
-    make = [f"m = {made}{'.double().eval()' * module}"]
+    made = called("f", [(name, one.format(**places)) for name, one in arguments.items()])
+    make = [f"m = {made if is_class else 'copy.deepcopy(f)'}{'.double().eval()' * module}"]
     if not is_class:
         make.insert(0, "import copy")
-    known = None if is_class else _whole(sample, table.HEADS)
-    model = None if is_class or not arrays else _model(arrays)
-    callee = sample if method == "__call__" else getattr(sample, method)
-    callee = sample.forward if module else callee
+    method = next((name for name in table.METHODS if _has(sample, name)), "__call__")
+    callee = getattr(sample, "forward" if module else method, None)
+    lost = sample is None and hasattr(given, "forward")
+    if sample is None:
+        unknown.append("its constructor")
     for turned in (False, True):
-        lines = [str(one).format(".T" * turned) for one in filled]
-        if turned and lines == [str(one).format("") for one in filled]:
+        lines = [one.format(".T" * turned) for one in filled.values()]
+        if turned and lines == [one.format("") for one in filled.values()]:
             return
         if module and lines:
             lines = [f"with {SHORT[library]}.no_grad():", *(f"    {line}" for line in lines)]
         text = "weights of a layer are (columns, rows), for x @ W.T"
         yield Subject(
-            "m" if method == "__call__" or module else f"m.{method}",
-            tuple(inspect.signature(callee).parameters.values()),
+            "m" if method == "__call__" else f"m.{method}",
+            _parameters(given.forward, 1) if lost else _parameters(callee),
             "\n".join([*make, *lines]),
             bool(arrays),
-            known,
-            model,
+            None if is_class else _whole(sample, table.HEADS),
+            None if is_class else _model(arrays),
             (Assumption("weights", text),) * turned,
+            tuple(unknown),
         )
 
 
-def _constructor(given: Any) -> list[tuple[str, str]] | None:
-    """What a class is made with, by names; None where the table lacks one."""
+def _constructor(given: Any) -> dict[str, str]:
+    """What a class is made with, by names."""
     try:
         parameters = inspect.signature(given).parameters.values()
     except (TypeError, ValueError):
-        return None
-    found = []
+        return {}
+    found = {}
     for one in parameters:
-        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-            continue
-        code = table.CONSTRUCTOR.get(one.name.lower())
-        if code is None and one.default is one.empty:
-            return None
-        if code is not None and one.default is not None:
-            found.append((one.name, code))
+        code = table.CONSTRUCTOR.get(one.name.lower(), UNKNOWN)
+        needed = one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if needed or (code != UNKNOWN and one.default is not None):
+            found[one.name] = code
     return found
+
+
+def _parameters(callee: Any, without: int = 0) -> tuple[inspect.Parameter, ...]:
+    """The parameters of a method, without the object where it belongs to a class."""
+    try:
+        return tuple(inspect.signature(callee).parameters.values())[without:]
+    except (TypeError, ValueError):
+        return ()
 
 
 def _has(sample: Any, method: str) -> bool:
@@ -109,35 +113,47 @@ def _arrays(sample: Any) -> Iterator[tuple[str, Any]]:
             yield name, one
 
 
-def _filled(sample: Any, name: str, array: Any, library: str) -> str | None:
-    """The code that fills one array of `m`, "{}" where a matrix may be transposed; or None."""
-    *owners, leaf = name.split(".")
-    of_part = leaf in ("weight", "bias") and owners
-    known = next((one for one in reversed(owners) if not one.isdigit()), "") if of_part else leaf
-    role = table.ATTRIBUTES.get(known.lower())
-    if role is None:
-        return None
-    is_bias = leaf == "bias" or role.startswith("b_")
-    letters = role.removeprefix("b_")
-    kind = "b" if is_bias else "W"
-    parts = [f"t.{kind}_{one}" for one in letters]
-    short = SHORT[library]
-    value = f"{short}.concatenate([{', '.join(parts)}], -1)" if len(parts) > 1 else parts[0]
-    shape = tuple(array.shape)
-    if not is_bias:
-        owner = sample
-        for one in owners:
-            owner = owner[int(one)] if one.isdigit() else getattr(owner, one)
-        if hasattr(owner, "in_features") or (len(shape) == 2 and shape[0] > shape[1]):
-            value += ".T"
-        elif len(shape) == 3:
-            value = table.WEIGHTS[2].format(value)
-        elif len(shape) == 2 and shape[0] == shape[1]:
-            value += "{}"
-    place = "m" + "".join(f"[{one}]" if one.isdigit() else f".{one}" for one in name.split("."))
-    if hasattr(sample, "named_parameters"):
-        return f"{place}.copy_({value})"
-    return f"{place} = {value}"
+def _filled(sample: Any, arrays: list[tuple[str, Any]], library: str) -> dict[str, str]:
+    """The code that fills each array of `m`, "{}" where a matrix may be transposed.
+
+    What the table does not know is in the usual order, as something to check.
+    """
+    found, others = {}, iter("qkvo")
+    letters: dict[str, str] = {}
+    for name, array in arrays:
+        *owners, leaf = name.split(".")
+        part = leaf in ("weight", "bias") and owners
+        word = next((one for one in reversed(owners) if not one.isdigit()), "") if part else leaf
+        role = table.ATTRIBUTES.get(word.lower(), "")
+        of = role.removeprefix("b_") or letters.get(".".join(owners)) or next(others, "")
+        letters[".".join(owners)] = of
+        is_bias = leaf == "bias" or role.startswith("b_")
+        parts = [f"t.{'b' if is_bias else 'W'}_{one}" for one in of]
+        value = UNKNOWN if not of else parts[0]
+        if len(parts) > 1:
+            value = f"{SHORT[library]}.concatenate([{', '.join(parts)}], -1)"
+        if of and not is_bias:
+            value = _turned(value, _owner(sample, owners), tuple(array.shape))
+        place = "m" + "".join(f"[{x}]" if x.isdigit() else f".{x}" for x in name.split("."))
+        module = hasattr(sample, "named_parameters")
+        line = f"{place}.copy_({value})" if module else f"{place} = {value}"
+        found[name] = line if role else f"{line}  # {UNKNOWN}"
+    return found
+
+
+def _owner(sample: Any, owners: list[str]) -> Any:
+    for one in owners:
+        sample = sample[int(one)] if one.isdigit() else getattr(sample, one)
+    return sample
+
+
+def _turned(value: str, owner: Any, shape: tuple[int, ...]) -> str:
+    """The code of a matrix for x @ W as a layer has it, by its kind and shape."""
+    if hasattr(owner, "in_features") or (len(shape) == 2 and shape[0] > shape[1]):
+        return f"{value}.T"
+    if len(shape) == 3:
+        return table.WEIGHTS[2].format(value)
+    return value + "{}" * (len(shape) == 2 and shape[0] == shape[1])
 
 
 def _whole(sample: Any, names: Any) -> int | None:

@@ -22,9 +22,9 @@ from regard.diagnosis.call.table import Layout, Meaning
 from regard.diagnosis.statements import Stated
 from regard.diagnosis.task import FIELDS, Given, Sizes
 
-MOST_TRIES = 1500  # calls in search of one that runs
+MOST_TRIES = 600  # calls in search of one that runs
 MOST_ADAPTERS = 24
-MOST_PRODUCTS = 48  # of meanings of the arguments that a function needs, for one layout
+MOST_PRODUCTS = 24  # of meanings of the arguments that a function needs, for one layout
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Subject:
     heads: int | None = None  # that an object has
     model: int | None = None  # the width that an object has
     assumes: tuple[Assumption, ...] = ()
+    unknown: tuple[str, ...] = ()  # of how it is made
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,9 @@ class Search:
     @property
     def unknown(self) -> list[str]:
         """The parameters that need a value of which the table does not know what it is."""
-        known = self.meanings
-        return [
-            one.name for one in self.subject.parameters if one.name not in known and is_needed(one)
-        ]
+        known, own = self.meanings, self.subject
+        names = [one.name for one in own.parameters if one.name not in known and is_needed(one)]
+        return [*own.unknown, *names]
 
 
 def find_adapters(search: Search) -> Iterator[list[Adapter]]:
@@ -135,7 +135,7 @@ Runs = tuple[Given, list[Bound]]  # calls that run on a problem
 
 def _first(search: Search, layout: Layout, several: Sequence[Given]) -> Runs | None:
     """The calls in one layout that run on the first of these problems on which any does."""
-    for given in several:
+    for given in several if "H" in layout.axes or layout in table.EMBEDDED else several[:1]:
         if found := [*_running(search, layout, given)]:
             return given, found
     return None

@@ -29,6 +29,9 @@ def skeleton(function: Any, searches: Sequence[Search], library: str) -> str:
     lines = []
     for one in parameters:
         if not is_needed(one):
+            if search and one.name in meanings:
+                code = choices_of(search, one.name, layout)[0].code
+                lines.append(f"# {one.name}={code},")
             continue
         keyword = f"{one.name}=" * (one.kind is one.KEYWORD_ONLY)
         known = search is not None and one.name in meanings
