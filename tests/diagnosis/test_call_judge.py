@@ -186,6 +186,18 @@ def test_a_mask_with_which_a_function_always_fails_leaves_it_unknown():
     assert found.why == "a mask: NotImplementedError: no masks yet"
 
 
+def test_a_call_without_end_is_stopped_by_its_time_of_computing(monkeypatch):
+    monkeypatch.setattr("regard.diagnosis.call.asking.CPU_SECONDS", 0.1)
+
+    def endless(q, k, v):
+        while len(q) < 9:
+            pass
+
+    found = judge_function(endless, of_arrays)
+    assert found.verdict == "not_callable"
+    assert found.why == "it was stopped after 0.1 s of computing"
+
+
 def test_a_dict_of_gradients_is_judged_by_names():
     def backward(q, k, v, up, delta=True):
         scale = q.shape[-1] ** -0.5

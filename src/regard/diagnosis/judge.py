@@ -44,6 +44,7 @@ class Survey:
     refused: tuple[NotAsked, ...] = ()
     calls: int = 0
     again: Answer | None = None  # of the first problem, asked once more
+    stopped: str = ""  # which limit ended it
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +108,7 @@ def survey(ask: Ask, adapter: Adapter, stated: Stated, most: int | None = None) 
     if problem:
         refused = [NotAsked(*one) for one in tried.items()]
         return Survey(adapter, fields, refused=tuple(refused), calls=calls)
-    first = given
+    first, stopped = given, ""
     answers = [(given, answer)]
     refused = [NotAsked(name, why) for name, why in tried.items() if name != _in_words(sizes)]
     for given in islice(_variations(first, refused, bool(heads)), most and most - 1):
@@ -116,13 +117,14 @@ def survey(ask: Ask, adapter: Adapter, stated: Stated, most: int | None = None) 
             break
         given, answer = put(given)
         if answer.problem or _is_part(given, answer):
-            refused.append(NotAsked(given.name, answer.problem or unfit(given, answer)))
+            refused.append(NotAsked(given.name, unfit(given, answer)))
         else:
             answers.append((given, answer))
         if answer.ended:
+            stopped = answer.problem
             break
-    again = ask(answers[0][0])
-    return Survey(adapter, fields, tuple(answers), tuple(refused), calls + 1, again)
+    again = None if stopped else ask(answers[0][0])
+    return Survey(adapter, fields, tuple(answers), tuple(refused), calls + 1, again, stopped)
 
 
 def _ladder(heads: int | None, model: int | None) -> Iterator[Sizes]:
@@ -346,6 +348,8 @@ def _judged(found: Survey, stated: Stated) -> Judgement:
     if again and not _same(again, ordinary[0][1]):
         task = table.of(best)[0][0]
         return Judgement("wrong", "two equal calls give different results", task=task, **about)
+    if found.stopped:
+        return Judgement("unknown", f"stopped: {found.stopped}", **about)
     if stuck := _always_refused(found):
         return Judgement("unknown", f"{stuck.name}: {stuck.why}", **about)
     return _fragile(found, best, unit, about) or Judgement("right", "", **about)

@@ -31,7 +31,7 @@ from regard.diagnosis.process.running import (
 )
 from regard.diagnosis.task import FIELDS, GRADIENTS, Given, TaskView, changed_in, field_of, reads_of
 
-CPU_SECONDS = 10.0  # that one call may take
+CPU_SECONDS = 5.0  # that one call may take
 MOST_PARTS = 8  # of what a function returns
 
 
@@ -43,7 +43,7 @@ class Answer:
     arrays: Mapping[str, Array] = field(default_factory=dict)
     dtype: str = "float64"  # the coarsest of them
     problem: str = ""
-    of_adapter: bool = False  # whether the adapter itself raised an error
+    of_adapter: int = 0  # the line of the adapter that raised an error itself
     changed: tuple[str, ...] = ()  # the fields whose arrays the function changed
     printed: str = ""
     ended: bool = False  # whether a limit ended the call
@@ -75,7 +75,7 @@ def _ask(function: Any, adapter: Adapter, library: str, traces: Traces, given: G
         arrays,
         dtype,
         result.problem,
-        _is_of_adapter(result.error, adapter),
+        _line_of(adapter, result.error),
         () if result.problem else changed_in(view, as_numpy),
         result.printed,
         result.ended,
@@ -119,6 +119,8 @@ def guarded(call: Callable[[], Any], library: str) -> Guarded:
 
 def unfit(given: Given, answer: Answer) -> str:
     """Why an answer has not the form that is expected, or ""."""
+    if answer.of_adapter:
+        return f"line {answer.of_adapter} of the adapter: {answer.problem}"
     if answer.problem:
         return answer.problem
     for name, array in answer.arrays.items():
@@ -197,12 +199,13 @@ def _read(result: Any) -> tuple[dict[str, Array], str]:
     return arrays, max(names, key=lambda name: UNITS.get(name, 0.0), default="float64")
 
 
-def _is_of_adapter(error: BaseException | None, adapter: Adapter) -> bool:
-    """Whether an error was raised by a line of the adapter, not below it."""
+def _line_of(adapter: Adapter, error: BaseException | None) -> int:
+    """The line of the adapter that raised an error, 0 where it was raised below it."""
     if error is None:
-        return False
-    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return codes[-1:] == [getattr(adapter.call, "__code__", None)]
+        return 0
+    *_, (frame, line) = [(None, 0), *traceback.walk_tb(error.__traceback__)]
+    own = frame is not None and frame.f_code is getattr(adapter.call, "__code__", None)
+    return line if own else 0
 
 
 def _torch(array: Array) -> Any:

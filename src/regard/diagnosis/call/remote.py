@@ -78,7 +78,7 @@ def as_answer(content: dict[str, Any], data: bytes) -> Answer:
     need({*content["reads"]} <= _KNOWN and {*content["changed"]} <= _KNOWN)
     need(all(type(content[one]) is str for one in ("dtype", "problem", "printed")))
     need(all(len(content[one]) <= MAX_WORDS for one in ("dtype", "problem", "printed")))
-    need(type(content["of_adapter"]) is bool and type(content["ended"]) is bool)
+    need(type(content["of_adapter"]) is int and type(content["ended"]) is bool)
     arrays, start = {}, 0
     for name, shape in shapes.items():
         need(all(type(size) is int and size >= 0 for size in shape))
