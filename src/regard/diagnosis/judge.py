@@ -18,7 +18,7 @@ from regard.diagnosis.call.adapter import Adapter, Assumption
 from regard.diagnosis.call.asking import Answer, Ask, unfit
 from regard.diagnosis.calls.probe import UNITS
 from regard.diagnosis.statements import Stated
-from regard.diagnosis.task import Given, Reading, Sizes, Task
+from regard.diagnosis.task import AROUND, Given, Reading, Sizes, Task
 
 Verdict = Literal["right", "fragile", "wrong", "unknown", "not_callable"]
 MOST_CALLS = 150  # of one function with one adapter
@@ -120,9 +120,11 @@ def survey(ask: Ask, adapter: Adapter, stated: Stated, most: int | None = None) 
             refused.append(NotAsked(given.name, unfit(given, answer)))
         else:
             answers.append((given, answer))
-        if answer.ended:
-            stopped = answer.problem
+        if answer.ended and stopped:
             break
+        stopped = answer.problem if answer.ended else stopped
+    else:
+        stopped = ""  # once is no reason to end
     again = None if stopped else ask(answers[0][0])
     return Survey(adapter, fields, tuple(answers), tuple(refused), calls + 1, again, stopped)
 
@@ -134,9 +136,9 @@ def _ladder(heads: int | None, model: int | None) -> Iterator[Sizes]:
         for batch, rows in ((2, 5), (1, 5), (2, 8), (2, 16)):
             yield Sizes(batch, heads or 1, heads or 1, rows, rows, width, width, model)
         return
-    for rows, width in ((5, 4), (8, 8), (16, 8)):
+    for rows, width in ((5, 6), (8, 8), (16, 8)):
         for batch in (2, 1):
-            usual = [many for many in (3, 4, 1, 2, 8) if many != rows]
+            usual = [many for many in (4, 3, 1, 2, 8) if many != rows]
             for many in usual if heads is None else (heads,):
                 about: dict[str, Any] = dict(queries=rows, keys=rows, width=width)
                 yield Sizes(batch, many, many, value_width=width, **about)
@@ -182,7 +184,7 @@ def _variations(first: Given, refused: Sequence[NotAsked], fixed: bool) -> Itera
             name = " and ".join(word for one, word in _WORDS.items() if one in asks)
             more = f", {UNEVEN}" if sizes is not first.sizes else ""
             yield replace(first, name=name + more, sizes=sizes, asks=asks, seed=seed)
-    yield replace(first, name=LARGE, size=5000.0, seed=4)
+    yield replace(first, name=LARGE, size=60.0, seed=4)
 
 
 def _other_sizes(first: Given) -> dict[str, Sizes]:
@@ -208,8 +210,8 @@ def _other_sizes(first: Given) -> dict[str, Sizes]:
     if "embeddings" in fields and not first.is_bare:
         changes["wider embeddings"] = dict(model=first.model + 3)
     if own.heads > 1 and not first.is_bare:
-        many = 4 if own.heads == 3 else own.heads
-        changes["fewer key heads"] = dict(heads=many, key_heads=2 if many > 2 else 1)
+        shared = own.heads // 2 if own.heads % 2 == 0 else 1
+        changes["fewer key heads"] = dict(batch=own.batch + (own.batch > 1), key_heads=shared)
         changes["one key head"] = dict(key_heads=1)
     return {name: replace(own, **more) for name, more in changes.items()}
 
@@ -408,17 +410,22 @@ def _axes(fields: frozenset[str], stated: Stated) -> dict[str, tuple[Any, ...]]:
         "rotary": turned,
         "alibi": (False,) if "rotary" in fields else (False, True),
         "one_mask": (False, True) if "mask" in fields else (False,),
+        "around": AROUND if {"embeddings", "W_q"} <= fields else AROUND[:1],
     }
 
 
 def _readings(axes: Mapping[str, tuple[Any, ...]]) -> list[Reading]:
     """Every reading, those that depart least from the usual first."""
     found = [Reading(**dict(zip(axes, own, strict=True))) for own in product(*axes.values())]
-    found = [one for one in found if not (one.rotary and one.alibi)]
+    found = [
+        one for one in found if (bool(one.rotary), one.alibi, bool(one.around)).count(True) < 2
+    ]
     usual = {name: values[0] for name, values in axes.items()}
     return sorted(found, key=lambda one: sum(getattr(one, n) != x for n, x in usual.items()))
 
 
+# What nobody expects: where it is not so, it is not said.
+_TRIED = ("rotary", "alibi", "one_mask", "around")
 _SOURCES = {
     "scale": "Vaswani et al. 2017",
     "causal": "unstated",
@@ -426,6 +433,7 @@ _SOURCES = {
     "rotary": "tried",
     "alibi": "tried",
     "one_mask": "tried",
+    "around": "tried",
 }
 
 
@@ -441,6 +449,9 @@ def _said(name: str, value: Any) -> str:
         ("rotary", "pairs"): "rotary positions are meant, in neighbouring pairs",
         ("alibi", True): "ALiBi is meant",
         ("one_mask", True): "one mask is for all texts",
+        ("around", "adds"): "its input is meant to be added to the result",
+        ("around", "norm, adds"): "its input is meant to be normalised first, and added at the end",
+        ("around", "adds, norm"): "its input is meant to be added, and the sum normalised",
         ("scale", None): "scores are meant to be divided by √D",
     }
     return words.get((name, value), f"scores are meant to be multiplied by {value}")
@@ -457,7 +468,7 @@ def _assumed(
     for name, values in axes.items():
         own = getattr(best, name)
         others = [one for one in values if one != own]
-        usual = name in ("rotary", "alibi", "one_mask") and not own
+        usual = name in _TRIED and not own
         least = table.distance(best)[0]
         others = [replace(best, **{name: one}) for one in others]
         if others and not usual and any(table.distance(one)[0] > least for one in others):

@@ -20,6 +20,7 @@ from regard.compute.distances import slopes
 from regard.compute.rotary import turned
 from regard.diagnosis.calls.gradient_probe import OF_ALL_TEXTS, GradientProbe
 from regard.diagnosis.calls.probe import Probe
+from regard.diagnosis.reading.surroundings import Surroundings
 from regard.errors import safe_text
 from regard.masks import Causal, Window
 from regard.positions import Rotary
@@ -211,12 +212,13 @@ class Given:
             return drawn * (real if len(shape) == 3 else real[:, None])[..., None]
         if name.startswith("W_"):
             return np.asarray(drawn * (1.5 / np.sqrt(shape[0])))
-        return drawn * self.size if name in ("query", "embeddings") else drawn
+        factor = {"query": self.size**2, "embeddings": self.size}.get(name, 1.0)
+        return np.asarray(drawn * factor)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What values cannot tell, as it is stated, as it is usual, or as it is tried."""
+    """What values cannot tell: stated, usual, or tried."""
 
     causal: bool = False  # whether later keys are hidden, where no field says so
     aligned: Literal["start", "end"] = "end"  # where there are fewer queries than keys
@@ -224,9 +226,12 @@ class Reading:
     rotary: Literal["", "halves", "pairs"] = ""  # which features are turned together
     alibi: bool = False
     one_mask: bool = False  # whether all texts have the mask of the first
+    around: str = ""  # what a layer computes around attention
 
 
 PLAIN = Reading()
+AROUND = ("", "adds", "norm, adds", "adds, norm")
+_NORM = Surroundings(last="result", epsilon=1e-5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,13 +275,22 @@ class Task:
     def expected(self) -> dict[str, Array]:
         """What the adapter should return: the "output", or a gradient for each field wanted."""
         if not self.wanted:
-            return {"output": self.values[self.result_step].reshape(self.given.result_shape)}
+            output = self.values[self.result_step].reshape(self.given.result_shape)
+            return {"output": self._finished(output)}
         found = {}
         for name in self.wanted:
             one = self._gradient(name)
             one = one.sum(0) if name in OF_ALL_TEXTS else one
             found[name] = one.reshape(self.given.array(name).shape)
         return found
+
+    def _finished(self, output: Array) -> Array:
+        """With what a layer computes after attention, where its result is as wide as its input."""
+        rows = self.given.array("embeddings")
+        if not self.reading.around or rows.shape != output.shape:
+            return output
+        whole = rows + output
+        return _NORM.finish(whole, whole) if self.reading.around == "adds, norm" else whole
 
     def _gradient(self, name: str) -> Array:
         if not (self.given.is_bare and name in ("embeddings", "context")):
@@ -367,6 +381,8 @@ class Task:
     def _inputs(self) -> dict[str, Array]:
         given, reads = self.given, self.reads
         found = {name: given.array(name) for name in _SAME if name in reads}
+        if self.reading.around == "norm, adds":
+            found["embeddings"] = _NORM.finish(found["embeddings"], found["embeddings"])
         if "softcap" in reads:
             found["softcap"] = np.asarray(SOFTCAP)
         if "embeddings" not in reads:

@@ -124,7 +124,7 @@ def as_way(content: dict[str, Any], data: bytes) -> Way:
 
 
 def _is_safe(code: str) -> bool:
-    """Whether code is shown as it is."""
+    """Whether nothing in this code is shown in another form."""
     return all(safe_text(line) == line for line in code.split("\n"))
 
 

@@ -182,9 +182,9 @@ def _sizes(search: Search) -> Iterator[list[Given]]:
     """
     heads = search.stated.heads or search.subject.heads
     asks = frozenset({"mask", "key_mask", "window"})
-    for (rows, width), (keys, more) in product(((5, 4), (8, 8), (16, 8)), ((2, 2), (2, 0), (0, 0))):
+    for (rows, width), (keys, more) in product(((5, 6), (8, 8), (16, 8)), ((2, 2), (2, 0), (0, 0))):
         several = []
-        usual = [many for many in (3, 4, 2, 8, 1) if many != rows]
+        usual = [many for many in (4, 3, 2, 8, 1) if many != rows]
         for many in (heads,) if heads else usual:
             model = search.subject.model
             own = model // many if model else width
