@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from regard.diagnosis.call.asking import running
 from regard.diagnosis.door import judge_function
 from regard.errors import OptionError
 
@@ -62,6 +63,15 @@ def test_a_wrong_function_comes_with_the_simplest_problem_that_shows_it():
     assert found.task is found.wrong[0]
     assert found.task.name == "5 tokens"
     assert found.answer.arrays["output"].shape == found.task.expected["output"].shape
+
+
+def test_the_same_call_can_be_made_again_and_departs_from_what_is_expected():
+    found = judge_function(unscaled, of_arrays)
+    result = running(unscaled, found.adapter, "numpy", found.task.given)()
+    assert result.keys() == found.task.expected.keys()
+    np.testing.assert_array_equal(result["output"], found.answer.arrays["output"])
+    assert not np.allclose(result["output"], found.task.expected["output"])
+    assert {one.name for one in found.wrong} < {one.name for one in found.tasks}
 
 
 def test_one_text_and_one_head_suffice():

@@ -14,9 +14,10 @@ from regard.diagnosis.call.asking import Ask, asking
 from regard.diagnosis.call.modules import is_object, subjects_of
 from regard.diagnosis.call.search import Search, find_adapters, subject_of
 from regard.diagnosis.call.skeleton import skeleton
-from regard.diagnosis.judge import Judgement, NotAsked, judge_best
+from regard.diagnosis.judge import Judgement, judge_best
 from regard.diagnosis.reading.libraries import framework_of
 from regard.diagnosis.statements import Stated
+from regard.diagnosis.survey import NotAsked
 from regard.errors import safe_text
 
 MOST_TOLD = 8  # reasons why calls failed

@@ -82,6 +82,18 @@ def _ask(function: Any, adapter: Adapter, library: str, traces: Traces, given: G
     )
 
 
+def running(
+    function: Any, adapter: Adapter, library: str, given: Given
+) -> Callable[[], dict[str, Array]]:
+    """What makes the same call without any guard: results by name, errors as they come."""
+
+    def run() -> dict[str, Array]:
+        with _as_usual(library):
+            return _read(adapter.call(function, TaskView(given, CONVERT[library])))[0]
+
+    return run
+
+
 @dataclass(frozen=True, eq=False)
 class Guarded:
     """What one call of foreign code returned, or the error that ended it."""

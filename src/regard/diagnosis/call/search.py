@@ -24,6 +24,7 @@ from regard.diagnosis.task import FIELDS, Given, Sizes
 
 MOST_TRIES = 600  # calls in search of one that runs
 MOST_ADAPTERS = 24
+MATRICES = ("W_q", "W_k", "W_v", "W_o")
 MOST_PRODUCTS = 24  # of meanings of the arguments that a function needs, for one layout
 
 
@@ -198,9 +199,8 @@ def _sizes(search: Search) -> Iterator[list[Given]]:
 def _running(search: Search, layout: Layout, given: Given) -> Iterator[Bound]:
     """The calls in one layout that run with what a function needs, one for each meaning."""
     needed = [one for one in search.subject.parameters if is_needed(one)]
-    choices = [choices_of(search, one.name, layout) for one in needed]
     known = set()
-    for some in islice(product(*choices), MOST_PRODUCTS):
+    for some in islice(_arrangements(search, needed, layout), MOST_PRODUCTS):
         assumes = tuple(dict.fromkeys(x for one in some for x in one.assumes))
         if assumes in known:
             continue
@@ -208,13 +208,25 @@ def _running(search: Search, layout: Layout, given: Given) -> Iterator[Bound]:
             (one.name if one.kind is one.KEYWORD_ONLY else "", choice.code)
             for one, choice in zip(needed, some, strict=True)
         )
-        bound = Bound(
-            search.subject, layout, arguments, assumes=(*search.subject.assumes, *assumes)
-        )
+        bound = Bound(search.subject, layout, arguments, assumes=assumes)
         for own in _completed(search, bound, given):
             known.add(assumes)
             yield own
             break
+
+
+def _arrangements(
+    search: Search, needed: Sequence[inspect.Parameter], layout: Layout
+) -> Iterator[tuple[Choice, ...]]:
+    """What all parameters may get at once; all matrices are handed over in one form."""
+    choices = [choices_of(search, one.name, layout) for one in needed]
+    matrices = [search.meanings[one.name].role in MATRICES for one in needed]
+    for form in range(len(table.WEIGHTS) if any(matrices) else 1):
+        own = [
+            (some[form : form + 1] or some[:1]) if matrix else some
+            for some, matrix in zip(choices, matrices, strict=True)
+        ]
+        yield from product(*own)
 
 
 def _without_axes(given: Given, layout: Layout) -> Given:
