@@ -121,6 +121,26 @@ def test_one_mask_for_all_texts_is_said():
     assert names(found)["one_mask"] == "one mask is for all texts"
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_what_a_layer_computes_around_attention_is_tried_and_said(first):
+    def normalised(x):
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+
+    def block(x, W_q, W_k, W_v, W_o):
+        rows = normalised(x) if first else x
+        result = x + plain(rows @ W_q, rows @ W_k, rows @ W_v) @ W_o
+        return result if first else normalised(result)
+
+    def call(f, t):
+        return f(t.embeddings, t.W_q, t.W_k, t.W_v, t.W_o)
+
+    found = judge_function(block, call, heads=1)
+    assert found.verdict == "right"
+    assert names(found)["around"].startswith("its input is meant to be ")
+    assert ("first" in names(found)["around"]) == first
+
+
 @pytest.mark.parametrize(
     ("adapter", "stated", "text"),
     [
@@ -180,7 +200,7 @@ def test_digits_of_float32_are_enough_and_said():
 def test_another_shape_and_an_error_of_the_adapter_are_told():
     found = judge_function(plain, lambda f, t: of_arrays(f, t).swapaxes(1, 2))
     assert found.verdict == "not_callable"
-    assert found.why == "output has shape (2, 5, 3, 4), but (2, 3, 5, 4) is expected"
+    assert found.why == "output has shape (2, 5, 4, 6), but (2, 4, 5, 6) is expected"
     found = judge_function(plain, lambda f, t: f(t.keys))
     assert "t has no field keys" in found.why
 

@@ -175,7 +175,7 @@ def _other_sizes(first: Given) -> dict[str, Sizes]:
         "one head": dict(heads=1, key_heads=1),
         f"width {wide}": dict(width=wide, value_width=wide),
         "values of another width": dict(value_width=own.width + 2),
-        "70 tokens": dict(queries=70, keys=70),
+        "70 tokens": dict(batch=1, queries=70, keys=70),
     }
     if first.has_own_keys:
         rows = 3 if small else own.queries
