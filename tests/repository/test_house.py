@@ -58,6 +58,7 @@ diagnosis.reading
 diagnosis.forms
 diagnosis.calls
 diagnosis.process diagnosis.mistakes
+diagnosis.trace
 diagnosis.judging
 views
 faces

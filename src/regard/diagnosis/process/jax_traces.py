@@ -130,10 +130,10 @@ def _results(equation: Any, operands: list[Any]) -> Sequence[Any]:
     if name == "while":
         return _while(parameters, operands)
     wide = (one.aval.dtype for one in (*equation.invars, *equation.outvars))
-    if name in _OPERATIONS and all(one in _DTYPES for one in wide):
+    if name in OPERATIONS and all(one in _DTYPES for one in wide):
         parts = [np.asarray(one) for one in operands]
         with contextlib.suppress(NotImplementedError):
-            found = _OPERATIONS[name](parameters, *parts)
+            found = OPERATIONS[name](parameters, *parts)
             return found if equation.primitive.multiple_results else [found]
     bound = equation.primitive.get_bind_params(parameters)
     functions, bound = ((), bound) if isinstance(bound, dict) else bound  # before JAX 0.10
@@ -303,7 +303,7 @@ _CALLS = {
 _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _KNOWN = ("bool", "int8", "uint8", "int32", "int64", "uint32", "float32", "float64")
 _DTYPES = {np.dtype(name) for name in _KNOWN}
-_OPERATIONS: dict[str, Callable[..., Any]] = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     **{
         name: _cellwise(getattr(np, own))
         for name, own in {

@@ -1,0 +1,147 @@
+"""Which value of a run takes the place of a step: the textbook goes on with it to the result.
+
+A wrong value takes the place of a step, and the steps after it are computed of it. Where that gives
+what the run gave, everything after the value is right, and what made it is not. Must not know how
+values were made.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.boundary.cached import cached_property
+from regard.diagnosis.calls.probe import Variant, evaluate
+from regard.diagnosis.trace.find import Sought, downstream
+from regard.diagnosis.trace.notes import Record
+from regard.diagnosis.trace.traced import Traced, alike
+
+MOST_CANDIDATES = 40  # for one step
+MOST_ARRANGEMENTS = 6
+MOST_PAIRS = 60
+
+
+@dataclass(frozen=True)
+class Substitute:
+    """A value, or those of all rounds of a loop, that the code takes for these steps."""
+
+    steps: tuple[str, ...]
+    records: tuple[Record, ...]
+    values: Mapping[str, Array]  # of every step, as the textbook goes on with it
+
+
+class Substitutes:
+    """The substitutes in one wrong run."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+        self.after: set[Record] = set()
+
+    @cached_property
+    def found(self) -> Substitute | None:
+        """The one for the earliest steps."""
+        traced = self.traced
+        if not traced.gone:
+            return None
+        first = traced.gone[0]
+        before = [x for x in traced.before(first) if traced.steps[x].kind != "given"]
+        # What is right may be changed once more.
+        names = [*before, *(["exponentials"] if first == "weights" else []), *traced.gone]
+        names = [x for x in traced.order if x in names]
+        # What is made of no right step, such as a mask, is none.
+        sources = {one for x in traced.before(first) for one in traced.found[x]}
+        self.after = downstream(traced.cone, sources) | sources
+        frontier = [x for x in traced.gone if not set(traced.gone) & traced.made_of(x)]
+        if len(frontier) == 2 and (both := self._of_both(*frontier)):
+            return both
+        for name in names:
+            for records, value in self.candidates(name):
+                values = self.goes_on({name: value})
+                if values is not None:
+                    return Substitute((name,), records, values)
+        return None
+
+    def _of_both(self, first: str, second: str) -> Substitute | None:
+        """Values of two steps that do not depend on each other, as the same helper makes them."""
+        both = itertools.product(self.candidates(first), self.candidates(second))
+        pairs = (
+            (own, other)
+            for own, other in both
+            if own[0][0].node == other[0][0].node and own[0] is not other[0]
+        )
+        for own, other in itertools.islice(pairs, MOST_PAIRS):
+            values = self.goes_on({first: own[1], second: other[1]})
+            if values is not None:
+                return Substitute((first, second), (*own[0], *other[0]), values)
+        return None
+
+    def candidates(self, name: str) -> Iterator[tuple[tuple[Record, ...], Array]]:
+        """Values of a step's size in its layout, in the order in which they were made."""
+        step, count = self.traced.steps[name], 0
+        for own in self._groups:
+            size = sum(one.value.size for one in own)
+            if size != step.value.size or any(one.kind != "f" for one in own):
+                continue
+            if self.after and self.after.isdisjoint(own):
+                continue
+            count += 1
+            if count > MOST_CANDIDATES:
+                return
+            value = own[0].value if len(own) == 1 else np.stack([one.value for one in own])
+            for arranged in arranged_as(value, step):
+                yield own, arranged
+
+    @cached_property
+    def _groups(self) -> list[tuple[Record, ...]]:
+        """Each value alone, and those of all rounds of a loop, where they have one shape."""
+        by_node: dict[int, list[Record]] = {}
+        for one in self.traced.cone:
+            by_node.setdefault(one.node, []).append(one)
+        loops = [tuple(own) for own in by_node.values() if len(own) > 1]
+        loops = [own for own in loops if len({one.value.shape for one in own}) == 1]
+        alone = [(one,) for one in self.traced.cone]
+        return sorted([*alone, *loops], key=lambda own: own[-1].number)
+
+    def goes_on(self, instead: Mapping[str, Array]) -> Mapping[str, Array] | None:
+        """The steps after other values for some, if they end in what the run gave."""
+        traced = self.traced
+        if all(alike(own, traced.steps[name].value) for name, own in instead.items()):
+            return None
+        replaced = {name: (lambda values, probe, own=own: own) for name, own in instead.items()}
+        # From the mask on, what a hidden cell has is used where the code uses it.
+        hides = not set(instead) & {"masked", "exponentials", "weights"}
+        values = evaluate(traced.problem.probe, Variant(replaced, absent=hides))
+        return values if traced.is_result(values) else None
+
+
+def arranged_as(value: Array, step: Sought) -> Iterator[Array]:
+    """A value with the axes of a step, which it may have in any order and joined."""
+    small = tuple(n for n in value.shape if n != 1)
+    whole = step.value.shape
+    inner = [axis for axis, n in enumerate(whole) if n != 1]
+    seen = 0
+    for order in itertools.permutations(inner):
+        lengths = tuple(whole[axis] for axis in order)
+        if not joins(lengths, small) and not joins(small, lengths):
+            continue
+        own = value.reshape(lengths).transpose(np.argsort(order)) if order else value
+        yield own.reshape(whole)
+        seen += 1
+        if seen == MOST_ARRANGEMENTS:
+            return
+
+
+def joins(own: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether axes of these lengths, some joined with the next, have the wanted lengths."""
+    left = list(own)
+    for length in wanted:
+        product = 1
+        while left and product < length:
+            product *= left.pop(0)
+        if product != length:
+            return False
+    return not left
