@@ -3,8 +3,8 @@
 The page has the values in JavaScript (views/report/operations.js) and gets every template from
 here; `scalar_check.py` recomputes each value from plain floats, as an independent check. A test
 holds the three tables complete. mechanism_operations.py has the entries of other scores and
-normalisations than the dot product and the softmax, position_operations.py those of positions. Must
-not know which steps there are.
+normalisations than the dot product and the softmax, position_operations.py those of positions,
+block_operations.py those of the block around attention. Must not know which steps there are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.textbook.block_operations import BLOCK_OPERATIONS
 from regard.textbook.mechanism_operations import MECHANISM_OPERATIONS
 from regard.textbook.operation import Operation, wide
 from regard.textbook.position_operations import POSITION_OPERATIONS
@@ -319,6 +320,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     **MECHANISM_OPERATIONS,
     **POSITION_OPERATIONS,
+    **BLOCK_OPERATIONS,
 }
 
 

@@ -66,6 +66,20 @@ def _sigmoid_slope(x: float) -> float:
     return e / (1 + e) ** 2
 
 
+def _normal(x: float) -> float:
+    """The distribution function of the normal distribution."""
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def _cube(x: float) -> float:
+    return math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+
+
+def _gelu_tanh_slope(x: float) -> float:
+    steep = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    return (1 + math.tanh(_cube(x))) / 2 + x * steep * _softcap_slope(_cube(x), 1) / 2
+
+
 def _one_hot(x: Sequence[float], hidden: bool) -> float:
     return 0.0 if hidden else math.nan if math.isnan(x[1]) else float(x[0] == x[1])
 
@@ -134,5 +148,17 @@ RECOMPUTE: dict[str, Callable[[Sequence[float], bool], float]] = {
     "apart": lambda x, _: abs(x[0] - x[1]),
     "pick": lambda terms, hidden: 0.0 if hidden else _total(terms),
     "above": lambda x, hidden: 0.0 if hidden else _largest((x[0] - x[1], 0.0)),
+    "norm_factor": lambda x, _: 1 / math.sqrt(x[0] + x[1]) if x[0] + x[1] else math.inf,
+    "gelu": lambda x, hidden: 0.0 if hidden else x[0] * _normal(x[0]),
+    "gelu_slope": lambda x, hidden: (
+        0.0 if hidden else _normal(x[0]) + x[0] * _exp(-x[0] * x[0] / 2) / math.sqrt(2 * math.pi)
+    ),
+    "gelu_tanh": lambda x, hidden: 0.0 if hidden else x[0] * (1 + math.tanh(_cube(x[0]))) / 2,
+    "gelu_tanh_slope": lambda x, hidden: 0.0 if hidden else _gelu_tanh_slope(x[0]),
+    "silu": lambda x, hidden: 0.0 if hidden else x[0] / (1 + _exp(-x[0])),
+    "silu_slope": lambda x, hidden: (
+        0.0 if hidden else _sigmoid(x[0]) * (1 + x[0] * _sigmoid(-x[0]))
+    ),
+    "relu": lambda x, hidden: 0.0 if hidden else _largest((x[0], 0.0)),
     "positive": lambda x, hidden: 0.0 if hidden else x[0] if math.isnan(x[0]) else float(x[0] > 0),
 }

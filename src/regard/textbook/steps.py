@@ -6,7 +6,8 @@ explanation, the views and the tests read these declarations; nothing else knows
 not know arrays' origin, labels or views.
 
 The shape alphabet: H query heads, G key heads, L queries, S keys, D key width, E value width,
-M and N embedding widths of the queries' and the keys' side, K the width that a general score gives
+M and N embedding widths of the queries' and the keys' side, I the width inside an MLP, V the
+vocabulary, X the different tokens of a text, K the width that a general score gives
 a query, U the hidden width of an additive one, T the buckets of a table of distances, HD, GD, GE,
 HE the packed widths of all heads side by side, F the width of the projected output, R = H / G the
 query heads of a key head. The textbook describes one batch element: it does not know leading batch
@@ -50,6 +51,9 @@ LETTERS = {
     "K": "k",
     "U": "u",
     "T": "t",
+    "I": "p",
+    "V": "v",
+    "X": "x",
 }
 
 # Every way in which an operand's index follows from a cell's, besides the letter itself.
@@ -176,7 +180,8 @@ class Step:
 
 def result_of(steps: Container[str]) -> str:
     """The step that is the result: projected where there is W_o, else heads side by side."""
-    return next(name for name in ("projected_output", "merged", "output") if name in steps)
+    names = ("logits", "projected_output", "merged", "output")
+    return next(name for name in names if name in steps)
 
 
 def textbook(
@@ -228,9 +233,21 @@ def _textbook(
     default_scale: bool,
     forms: tuple[str | Declared, str],
 ) -> tuple[Step, ...]:
-    score, normalize = forms
-    book = _Book(given, heads, rows)
+    book = Builder(given, heads, rows)
     _declare_inputs(book)
+    declare_attention(book, masked, softmax, default_scale, *forms)
+    return tuple(book.steps.values())
+
+
+def declare_attention(
+    book: Builder,
+    masked: bool,
+    softmax: Literal["shifted", "unshifted"],
+    default_scale: bool,
+    score: str | Declared,
+    normalize: str,
+) -> None:
+    """Declare all steps after queries, keys and values."""
     book.instead |= declare_rotation(book)
     last, own = declare_score(book, score), score == "dot"
     last = _declare_logits(book, last, own and default_scale, own or "scale" in given)
@@ -244,25 +261,24 @@ def _textbook(
         _declare_softmax(book, last, softmax == "shifted")
         _declare_output(book)
         _declare_lse(book, softmax == "shifted")
-    return tuple(book.steps.values())
 
 
 def projecting(given: Collection[str], *, heads: bool = True) -> tuple[Step, ...]:
     """The steps from the embeddings to queries, keys and values."""
-    book = _Book(given, heads)
+    book = Builder(given, heads)
     _declare_inputs(book)
     return tuple(book.steps.values())
 
 
 def merging(given: Collection[str]) -> tuple[Step, ...]:
     """The steps from every head's output to the projected output; `output` itself is given."""
-    book = _Book({*given, "output"})
+    book = Builder({*given, "output"})
     book.give("output", "O", "H L E")
     _declare_merging(book)
     return tuple(book.steps.values())
 
 
-class _Book:
+class Builder:
     """Builds the list of steps, each with the symbols of the earlier steps it is made of."""
 
     def __init__(self, given: Collection[str], heads: bool = True, rows: bool = True) -> None:
@@ -324,12 +340,17 @@ class _Book:
         return name in self.given
 
 
-def _declare_inputs(book: _Book) -> None:
+def _declare_inputs(book: Builder) -> None:
     """Embeddings, and queries, keys and values: given, or projected from the embeddings."""
     embedded = book.give("embeddings", "X", "L M")
     book.give("context", "C", "S N")
     if embedded:
         book.instead |= declare_absolute(book)
+    declare_projections(book)
+
+
+def declare_projections(book: Builder) -> None:
+    """Queries, keys and values, given or made of the embeddings and the context."""
     source = ("context", "N") if "context" in book.given else ("embeddings", "M")
     _declare_projection(book, "queries", ("embeddings", "M"), "L", "H", "D")
     _declare_projection(book, "keys", source, "S", "G", "D")
@@ -337,7 +358,7 @@ def _declare_inputs(book: _Book) -> None:
 
 
 def _declare_projection(
-    book: _Book, name: str, source: tuple[str, str], row: str, head: str, width: str
+    book: Builder, name: str, source: tuple[str, str], row: str, head: str, width: str
 ) -> None:
     """X·W + b, split into heads: rows of embeddings (row, inner) to `name` (head, row, width)."""
     symbol, short = name[0].upper(), name[0]
@@ -363,7 +384,7 @@ def _declare_projection(
         book.step(name, symbol, f"{head} {row} {width}", "split", (last, cell))
 
 
-def _declare_logits(book: _Book, last: str, default_scale: bool, scaled: bool) -> str:
+def _declare_logits(book: Builder, last: str, default_scale: bool, scaled: bool) -> str:
     """Everything that is done to the scores before masking."""
     cells = "H L S"
     written = None
@@ -384,13 +405,13 @@ def _declare_logits(book: _Book, last: str, default_scale: bool, scaled: bool) -
     return last
 
 
-def _declare_masking(book: _Book, last: str, op: str) -> str:
+def _declare_masking(book: Builder, last: str, op: str) -> str:
     book.over = "visible"
     book.step("visible", "visible", "H L S", "visible", latex=r"\mathrm{visible}")
     return book.step("masked", "A_m", "H L S", op, "visible", last, visible=True)
 
 
-def _declare_softmax(book: _Book, last: str, shifted: bool) -> None:
+def _declare_softmax(book: Builder, last: str, shifted: bool) -> None:
     """Weights that are positive and sum to one along each row, with the sink's share."""
     sink = ["sink"] if book.give("sink", "s", "H") else []
     if shifted:
@@ -405,14 +426,14 @@ def _declare_softmax(book: _Book, last: str, shifted: bool) -> None:
     book.step("weights", "P", "H L S", "divide", "exponentials", "row_sums", visible=True)
 
 
-def _declare_output(book: _Book) -> None:
+def _declare_output(book: Builder) -> None:
     """Each row of weights blends the value vectors."""
     values = ("values", "h//(H//G) j e")
     book.step("output", "O", "H L E", "dot", "weights", values, visible=True)
     _declare_merging(book)
 
 
-def _declare_merging(book: _Book) -> None:
+def _declare_merging(book: Builder) -> None:
     """Heads that came from embeddings side by side; then the output projection, if any."""
     last, column = "output", "E"
     if book.heads and "embeddings" in book.given:
@@ -430,7 +451,7 @@ def _declare_merging(book: _Book) -> None:
     book.step("projected_output", "R", "L F", "add", product, "b_o")
 
 
-def _declare_lse(book: _Book, shifted: bool) -> None:
+def _declare_lse(book: Builder, shifted: bool) -> None:
     """The natural logarithm of each row's sum of exponentials, the maximum put back."""
     last = book.step("log_sums", "ln z", "H L", "log", "row_sums", latex=r"\ln z", absent=True)
     summands = ["row_maximum", last] if shifted else [last]

@@ -38,6 +38,28 @@ function threshold(scores) {
   return found;
 }
 
+// The normal distribution: its density, and its distribution function by a series where that is
+// short, else by a continued fraction for the tail.
+const density = (x) => Math.exp((-x * x) / 2) / Math.sqrt(2 * Math.PI);
+function normal(x) {
+  if (Math.abs(x) < 3) {
+    let [term, sum] = [x, x];
+    for (let k = 3; Math.abs(term) > 1e-17; k += 2) sum += term *= (x * x) / k;
+    return 0.5 + sum * density(x);
+  }
+  let below = Math.abs(x);
+  for (let k = 60; k; k--) below = Math.abs(x) + k / below;
+  const tail = density(x) / below;
+  return x > 0 ? 1 - tail : tail;
+}
+
+// The argument of the tanh by which gelu is approximated.
+const cube = (x) => Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3);
+function geluTanhSlope(x) {
+  const steep = Math.sqrt(2 / Math.PI) * (1 + 3 * 0.044715 * x * x);
+  return (1 + Math.tanh(cube(x))) / 2 + (x * steep * bent(cube(x))) / 2;
+}
+
 const oneHot = (number, chosen) => (Number.isNaN(chosen) ? NaN : Number(number === chosen));
 const terms = (each) => ({ each, fold: add, empty: 0, hidden: 0 });
 
@@ -95,6 +117,14 @@ export const OPERATIONS = {
   rotate_back: { value: (x, cosine, other, sine) => x * cosine - (sine ? other * sine : 0) },
   apart: { value: (a, b) => Math.abs(a - b) },
   pick: terms((number, place, wanted) => (place === wanted ? number : 0)),
+  norm_factor: { value: (mean, epsilon) => 1 / Math.sqrt(mean + epsilon) },
+  gelu: { value: (x) => x * normal(x), hidden: 0 },
+  gelu_slope: { value: (x) => normal(x) + x * density(x), hidden: 0 },
+  gelu_tanh: { value: (x) => (x * (1 + Math.tanh(cube(x)))) / 2, hidden: 0 },
+  gelu_tanh_slope: { value: geluTanhSlope, hidden: 0 },
+  silu: { value: (x) => x / (1 + Math.exp(-x)), hidden: 0 },
+  silu_slope: { value: (x) => sigmoid(x) * (1 + x * sigmoid(-x)), hidden: 0 },
+  relu: { value: (x) => larger(x, 0), hidden: 0 },
 };
 
 // A further part of a sum or a list; a negative number is subtracted, not added.

@@ -1,4 +1,7 @@
-"""Activation functions and layer normalisation, in float32 and float64. Must not know models."""
+"""The values of activation functions and of their slopes, in float32 and float64.
+
+Must not know models, nor which steps there are.
+"""
 
 from __future__ import annotations
 
@@ -52,34 +55,40 @@ def gelu_tanh(x: Array) -> Array:
     return _in_chunks(chunk, x)
 
 
+def silu(x: Array) -> Array:
+    """x/(1 + exp(−x)), also called swish."""
+
+    def chunk(x: Array, out: Array) -> None:
+        np.negative(x, out=out)
+        np.exp(out, out=out)
+        out += 1
+        np.divide(x, out, out=out)
+
+    return _in_chunks(chunk, x)
+
+
 def relu(x: Array) -> Array:
     """max(x, 0)."""
     return np.maximum(x, 0)
 
 
-# By their names in config.json.
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": gelu,
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "relu": relu,
-}
+def gelu_slope(x: Array) -> Array:
+    """Φ(x) + x·φ(x), where φ is the density of the normal distribution."""
+    share = np.where(x == 0, 0.5, gelu(x) / np.where(x == 0, 1, x))
+    return np.asarray(share + x * np.exp(-np.square(x) / 2) / math.sqrt(2 * math.pi))
 
 
-def layer_norm(x: Array, scale: Array, shift: Array, epsilon: float) -> Array:
-    """(x − mean)/√(variance + ε)·scale + shift along the last axis, in place.
+def gelu_tanh_slope(x: Array) -> Array:
+    """The slope of `gelu_tanh`."""
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    steep = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    return np.asarray((1 + np.tanh(inner)) / 2 + x * steep / (2 * np.square(np.cosh(inner))))
 
-    >>> layer_norm(np.array([[1.0, 3.0]]), np.ones(2), np.zeros(2), 0.0)
-    array([[-1.,  1.]])
-    """
-    x -= x.mean(axis=-1, keepdims=True)
-    variance = np.einsum("...i,...i->...", x, x)[..., None]
-    variance /= x.shape[-1]
-    variance += x.dtype.type(epsilon)
-    x /= np.sqrt(variance, out=variance)
-    x *= scale
-    x += shift
-    return x
+
+def silu_slope(x: Array) -> Array:
+    """σ(x)·(1 + x·(1 − σ(x))), where σ(x) = 1/(1 + exp(−x))."""
+    share = 1 / (1 + np.exp(-x))
+    return np.asarray(share * (1 + x * (1 - share)))
 
 
 def _in_chunks(function: Callable[[Array, Array], None], x: Array) -> Array:
