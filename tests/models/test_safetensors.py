@@ -13,7 +13,8 @@ import pytest
 
 import tiny_bert
 from regard.errors import ProblemError
-from regard.models.safetensors import MAX_HEADER_BYTES, find_tensors, read_tensor
+from regard.models.files.safetensors import MAX_HEADER_BYTES, find_tensors
+from regard.models.files.tensors import read_tensor
 
 # Far more than any of these files needs, far less than any of them asks for.
 ENOUGH_BYTES = 20 * 2**20

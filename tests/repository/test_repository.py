@@ -12,8 +12,9 @@ import pytest
 
 from places import ROOT
 from regard.cli.on_disk import MAX_NPY_HEADER
-from regard.models.safetensors import MAX_FILE_BYTES, MAX_HEADER_BYTES, MAX_SHARDS
-from regard.models.tokenizer import MAX_TOKENIZER_BYTES
+from regard.models.files.safetensors import MAX_HEADER_BYTES, MAX_SHARDS
+from regard.models.files.tensors import MAX_FILE_BYTES
+from regard.models.text.tokenizer import MAX_TOKENIZER_BYTES
 from regard.problems.npz import MAX_BYTES, MAX_MEMBERS, MAX_RATIO
 from regard.problems.parts import MAX_NUMBERS
 from regard.problems.schema import MAX_DEPTH

@@ -7,6 +7,7 @@ read, are put under its name by `about`.
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -74,6 +75,23 @@ def open_file(path: str, limit: int) -> Iterator[BinaryIO]:
             if status.st_size > limit:
                 raise ProblemError(f"has {status.st_size} bytes; at most {limit} are read")
             yield file
+
+
+def map_file(path: str, start: int, end: int, limit: int) -> memoryview:
+    """Some bytes of a regular file, read from it when they are looked at; fewer if it is shorter.
+
+    The file must not become shorter while they are in use.
+    """
+    with open_file(path, limit) as file:
+        end = min(end, os.fstat(file.fileno()).st_size)
+        if end <= start:
+            return memoryview(b"")
+        before = start % mmap.ALLOCATIONGRANULARITY
+        with _plain_errors("cannot be read"):
+            mapped = mmap.mmap(
+                file.fileno(), end - start + before, access=mmap.ACCESS_READ, offset=start - before
+            )
+        return memoryview(mapped)[before:]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Sentence encoders from local files, run in NumPy: no framework, no network, no pickles.
+"""Models from local files, run in NumPy: no framework, no network, no pickles.
 
-`load(directory)` reads an encoder of one of the `FAMILIES`, as transformers saves it, and returns
-an `Encoder`: `encode` gives sentence embeddings, `explain` every step of one head, and `overview`
-where each head of each layer reads.
+`load(path)` reads a model of one of the `FAMILIES`: a directory as transformers saves it, or a GGUF
+file. Of an encoder it returns an `Encoder`: `encode` gives sentence embeddings; of a decoder a
+`LanguageModel`: `generate` writes on after a text. Both explain every step of a head.
 """
 
 from __future__ import annotations
@@ -15,36 +15,45 @@ import numpy as np
 
 from regard.boundary.files import about, file_name
 from regard.errors import DtypeError, ProblemError, safe_text
-from regard.models.bert import CONFIG, FAMILIES, read_config, read_weights
+from regard.models.architecture import FAMILIES, Architecture, describe, describe_gguf, names_of
 from regard.models.encoder import Encoder
+from regard.models.files.gguf import read_gguf
+from regard.models.files.safetensors import CONFIG, WHOLE, find_tensors, read_table
+from regard.models.generation import Candidate, Generation, Step
+from regard.models.language import LanguageModel, Run
+from regard.models.layers import Reader
 from regard.models.overview import Overview
 from regard.models.pooling import read_pooling
-from regard.models.safetensors import WHOLE
-from regard.models.tokenizer import Tokens, read_tokenizer
+from regard.models.text.chat import Template, template_of
+from regard.models.text.tokenizer import Tokens, read_tokenizer, tokenizer_of_gguf
 
-__all__ = ["FAMILIES", "Encoder", "Overview", "Tokens", "load"]
+__all__ = ["FAMILIES", "Candidate", "Encoder", "Generation", "LanguageModel", "Overview", "Run"]
+__all__ += ["Step", "Tokens", "load"]
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encoder:
-    """Read an encoder of the BERT family from a directory saved by transformers.
+def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encoder | LanguageModel:
+    """Read a model from a directory saved by transformers, or from a GGUF file.
 
     Parameters
     ----------
     directory : str or path
         With config.json, model.safetensors (or model.safetensors.index.json and its shards) and
         tokenizer.json or vocab.txt. An optional modules.json, from sentence-transformers, says how
-        token states are pooled.
+        token states are pooled. Or a file whose name ends in .gguf, which has all of this.
     dtype : "float32" or "float64"
-        For all computation. Weights may be float16, bfloat16, float32 or float64.
+        For all computation. Weights may be float16, bfloat16, float32 or float64, and quantised in
+        GGUF: Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K. Those of this type are read from the file when
+        they are used; others are converted once.
 
     Returns
     -------
-    Encoder
-        With `encode`, `hidden_states`, `explain` and `overview`.
+    Encoder, or LanguageModel
+        With `encode`, `hidden_states`, `explain` and `overview`; or with `generate`, `chat`, `run`
+        and `logits`.
 
     Raises
     ------
@@ -55,24 +64,66 @@ def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encode
     Notes
     -----
     Supported are the model types in `FAMILIES`. Dropout is not applied. Code in the directory is
-    never run, and pickled weights are never read.
+    never run, and pickled weights are never read. A template of conversations, which is a program,
+    runs in a sandbox in another process, with limits on memory, time and output.
 
     References
     ----------
-    Devlin et al., "BERT" (2019); Reimers, Gurevych, "Sentence-BERT" (2019).
+    Devlin et al., "BERT" (2019); Reimers, Gurevych, "Sentence-BERT" (2019); Radford et al.,
+    "Language Models are Unsupervised Multitask Learners" (2019); Touvron et al., "Llama" (2023).
     """
     working = _working(dtype)
-    folder = file_name(directory)
-    if not os.path.isdir(folder):
-        what = "is not a directory" if os.path.lexists(folder) else "does not exist"
-        with about(folder):
+    path = file_name(directory)
+    if path.endswith(".gguf") and not os.path.isdir(path):
+        return _of_gguf(path, working)
+    if not os.path.isdir(path):
+        what = "is not a directory" if os.path.lexists(path) else "does not exist"
+        with about(path):
             raise ProblemError(f"{what}; a model is a directory with {CONFIG} and {WHOLE}")
-    pooling = read_pooling(folder)
-    below = os.path.join(folder, pooling.folder)
-    config = read_config(below)
+    pooling = read_pooling(path)
+    below = os.path.join(path, pooling.folder)
+    place, table = read_table(below, CONFIG)
+    with about(place):
+        config = describe(table)
     tokenizer = read_tokenizer(below, config.vocabulary, config.types)
-    weights = read_weights(below, config, working)
-    return Encoder(folder, config, weights, tokenizer, pooling, working)
+    place, tensors = find_tensors(below)
+    stack = Reader(place, tensors, names_of(config, tensors), config, working).stack()
+    if not config.family.causal:
+        return Encoder(path, config, stack, tokenizer, pooling, working)
+    generation = read_table(below, "generation_config.json", needed=False)[1]
+    ends = _ids(generation.get("eos_token_id", table.get("eos_token_id")), config)
+    return LanguageModel(path, config, stack, tokenizer, ends, template_of(below))
+
+
+def _of_gguf(path: str, dtype: np.dtype[Any]) -> LanguageModel:
+    said, tensors = read_gguf(path)
+    with about(path):
+        config = describe_gguf(said, tensors)
+    tokenizer = tokenizer_of_gguf(path, said, config.vocabulary)
+    names = names_of(config, tensors, gguf=True)
+    stack = Reader(path, tensors, names, config, dtype).stack()
+    keys = ("eos_token_id", "eot_token_id")
+    ends = _ids([said.get(f"tokenizer.ggml.{key}") for key in keys], config)
+    text, template = said.get("tokenizer.chat_template"), None
+    if isinstance(text, str):
+        named = {
+            f"{key}_token": said.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos")
+        }
+        special = {
+            name: tokenizer.name(number) for name, number in named.items() if _ids(number, config)
+        }
+        template = Template(path, text, special)
+    return LanguageModel(path, config, stack, tokenizer, ends, template)
+
+
+def _ids(found: Any, config: Architecture) -> tuple[int, ...]:
+    """Tokens by their numbers: one, or a list."""
+    listed = found if isinstance(found, list) else [found]
+    return tuple(
+        one
+        for one in listed
+        if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < config.vocabulary
+    )
 
 
 def _working(dtype: Any) -> np.dtype[Any]:

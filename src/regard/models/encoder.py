@@ -1,6 +1,6 @@
 """A sentence encoder from a local directory: text in; hidden states, embeddings, explanations out.
 
-Owns the public methods and the batches. `tokenizer` makes tokens, `bert` runs the layers.
+Owns the public methods and the batches. `text` makes tokens, `layers` computes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from regard.boundary.arguments import as_int
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.request import make_request
-from regard.errors import DtypeError, LabelError, ProblemError, safe_text
+from regard.errors import DtypeError, ProblemError, safe_text
 from regard.explanation.build import explain_problem
-from regard.explanation.labels import as_index
 from regard.faces import Explanation
 from regard.masks import Lengths
-from regard.models.bert import CONFIG, Config, Weights
+from regard.models.architecture import Architecture
+from regard.models.explaining import counted
+from regard.models.files.safetensors import CONFIG
+from regard.models.layers import Stack
 from regard.models.overview import MeasuredAttention, Overview
 from regard.models.pooling import Pooling, unit_length
-from regard.models.tokenizer import Tokenizer, Tokens
+from regard.models.text.tokenizer import Tokenizer, Tokens
 from regard.problems.problem import Problem
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from regard.compute.option_types import ProblemOptions
 
-    _Attend = Callable[[Array, Array, Array], Array]
+    _Attend = Callable[[int, Array, Array, Array], Array]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,8 +42,8 @@ class Encoder:
     """An encoder of the BERT family, in NumPy; see `regard.models.load`."""
 
     directory: str
-    config: Config
-    weights: Weights
+    config: Architecture
+    stack: Stack
     tokenizer: Tokenizer
     pooling: Pooling
     dtype: np.dtype[Any]
@@ -137,8 +139,8 @@ class Encoder:
             Tokens are the labels, the embeddings are the layer's input, and W_q, b_q and so on are
             the layer's weights, used as x @ W.
         """
-        number = _counted("layer", layer, self.config.layers)
-        one = None if head is None else _counted("head", head, self.config.heads)
+        number = counted("layer", layer, self.config.layers)
+        one = None if head is None else counted("head", head, self.config.heads)
         tokens = self.tokens(text, truncate=truncate)
         hidden = next(islice(self._states(_Batch.of([tokens])), number, None))
         problem = self._problem(text, tokens, hidden[0], number, one)
@@ -154,30 +156,29 @@ class Encoder:
 
     def _states(self, batch: _Batch, attend: _Attend | None = None) -> Iterator[Array]:
         """The input of each layer in turn, then the output of the last."""
-        hidden = self.weights.embed(self.config, batch.ids, batch.types)
-        yield hidden
-        for layer in self.weights.layers:
-            hidden = layer(hidden, attend or batch.attend)
-            yield hidden
+        places = np.arange(batch.ids.shape[1])
+        if self.config.family.after_padding:
+            real = batch.ids != self.config.padding
+            places = np.where(real, real.cumsum(axis=-1), 0) + self.config.padding
+        hidden = self.stack.embed(batch.ids, places, batch.types)
+        return self.stack.states(hidden, attend or batch.attend)
 
     def _problem(
         self, text: str, tokens: Tokens, hidden: Array, number: int, head: int | None
     ) -> Problem:
-        layer = self.weights.layers[number]
-        heads, width = self.config.heads, self.config.width // self.config.heads
+        heads, width = self.config.heads, self.config.head_width
         own = slice(None) if head is None else slice(head * width, (head + 1) * width)
-        given: dict[str, Any] = {}
-        for letter, name in (("q", "query"), ("k", "key"), ("v", "value")):
-            weight, bias = layer.projection(name)
-            given |= {f"W_{letter}": weight[:, own], f"b_{letter}": bias[own]}
+        weights = self.stack.layers[number].given
+        names = [f"{kind}_{letter}" for letter in "qkv" for kind in "Wb"]
+        given: dict[str, Any] = {name: weights[name][..., own] for name in names}
         if head is None:
-            given |= {"W_o": layer.attended.weight.T, "b_o": layer.attended.bias, "heads": heads}
+            given |= {"W_o": weights["W_o"], "b_o": weights["b_o"], "heads": heads}
         which = f"layer {number} of {self.config.layers}, counted from 0"
         if head is not None:
             which = f"layer {number} of {self.config.layers}, head {head} of {heads}, from 0"
         return Problem(
             title=text,
-            note=f"A {self.config.family} model: {which}. The embeddings are the layer's input.",
+            note=f"A {self.config.kind} model: {which}. The embeddings are the layer's input.",
             embeddings=hidden,
             query_labels=tokens.labels,
             **given,
@@ -186,7 +187,7 @@ class Encoder:
     def __repr__(self) -> str:
         config = self.config
         return (
-            f"Encoder({safe_text(self.directory, 200)}: {config.family}, {config.layers} layers × "
+            f"Encoder({safe_text(self.directory, 200)}: {config.kind}, {config.layers} layers × "
             f"{config.heads} heads, {config.width} wide, {self.dtype})"
         )
 
@@ -209,7 +210,7 @@ class _Batch:
             types[row, : len(tokens)] = tokens.types
         return cls(ids, types, lengths)
 
-    def attend(self, query: Array, key: Array, value: Array) -> Array:
+    def attend(self, _: int, query: Array, key: Array, value: Array) -> Array:
         padded = self.lengths.min() < self.ids.shape[1]
         request = make_request(query, key, value, mask=Lengths(self.lengths) if padded else None)
         return dispatch.run(request).output
@@ -226,10 +227,3 @@ def _text(text: Any) -> str:
     if not isinstance(text, str):
         raise DtypeError(f"text must be a string, not {safe_text(repr(text), 60)}")
     return text
-
-
-def _counted(what: str, number: Any, count: int) -> int:
-    at = as_index(what, number)
-    if not 0 <= at < count:
-        raise LabelError(f"{what} is {at}; it must be 0 to {count - 1}")
-    return at

@@ -94,7 +94,7 @@ class MeasuredAttention:
         self.separators = separators
         self.layers: list[dict[str, Array]] = []
 
-    def attend(self, query: Array, key: Array, value: Array) -> Array:
+    def attend(self, _: int, query: Array, key: Array, value: Array) -> Array:
         """The output for queries, keys and values (1, H, L, D), in blocks of rows."""
         _, heads, length, _ = query.shape
         output = np.empty((*query.shape[:-1], value.shape[-1]), query.dtype)

@@ -15,7 +15,7 @@ from regard.boundary.arrays import Array
 from regard.boundary.files import about
 from regard.boundary.parse import as_integer, check_text, either, shown
 from regard.errors import ProblemError, safe_text
-from regard.models.safetensors import plain_name, read_json, read_table
+from regard.models.files.safetensors import plain_name, read_json, read_table
 
 MODULES = "modules.json"
 LIMITS = tuple(

@@ -155,6 +155,15 @@ def declare_norm(
     return book.step(name, symbol, axes, steps[-1][1], source, steps[-1][2], latex=_latex(symbol))
 
 
+@lru_cache(maxsize=64)
+def norm(form: Layer, name: str, symbol: str) -> tuple[Step, ...]:
+    """The steps of one norm alone, from `embeddings` to `name`; its scale and shift are given."""
+    book = Builder({f"{name}_scale", f"{name}_shift"} & form.given)
+    book.step("embeddings", "X", "L M", "given")
+    declare_norm(book, form, name, symbol, "embeddings")
+    return tuple(book.steps.values())
+
+
 @lru_cache(maxsize=16)
 def model(
     layers: tuple[Layer, ...], given: frozenset[str], epilogue: Layer, embedded: bool = False

@@ -250,7 +250,7 @@ def declare_attention(
     """Declare all steps after queries, keys and values."""
     book.instead |= declare_rotation(book)
     last, own = declare_score(book, score), score == "dot"
-    last = _declare_logits(book, last, own and default_scale, own or "scale" in given)
+    last = _declare_logits(book, last, own and default_scale, own or "scale" in book.given)
     other = NORMALIZATIONS.get(normalize)
     if masked:
         last = _declare_masking(book, last, other.hidden if other else "select")

@@ -1,4 +1,4 @@
-"""Text to tokens: the tokenizer of a model directory, run by the library `tokenizers`.
+"""Text to tokens and back: the tokenizer of a directory or GGUF file, run by the library `tokenizers`.
 
 Owns which file is read and the check that token ids fit the embeddings. Must not know what is
 computed from tokens.
@@ -7,7 +7,7 @@ computed from tokens.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import numpy as np
 from regard.boundary.files import about, decode, read_file
 from regard.boundary.parse import check_text
 from regard.errors import OptionError, ProblemError, Setting, safe_text
-from regard.models.safetensors import read_table
+from regard.models.files.safetensors import read_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,6 +71,46 @@ class Tokenizer:
             for text, encoding in zip(texts, encodings, strict=True)
         ]
 
+    def plain(self, text: str) -> Tokens:
+        """The tokens of a text that has its special tokens already, such as a conversation."""
+        check_text("text", text)
+        with about(self.path), _plain_errors():
+            encoding = self.library.encode(text, add_special_tokens=False)
+        return self._checked(text, encoding)
+
+    def of_ids(self, ids: NDArray[np.int64]) -> Tokens:
+        """Tokens by their numbers, which are checked."""
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.rows:
+            wrong = ids[(ids < 0) | (ids >= self.rows)][0]
+            raise OptionError(
+                f"id {wrong} is outside the vocabulary, which has 0 to {self.rows - 1}"
+            )
+        labels = tuple(
+            self.text(ids[k : k + 1]).strip() or self.name(int(ids[k])) for k in range(len(ids))
+        )
+        return Tokens(labels, ids, np.zeros_like(ids), np.zeros(len(ids), np.bool_))
+
+    def name(self, number: int) -> str:
+        """A token as the vocabulary spells it; `#5` if there is none of that number."""
+        return self.library.id_to_token(number) or f"#{number}"
+
+    def text(self, ids: Sequence[int] | NDArray[np.int64]) -> str:
+        """The text of tokens, without special ones; bytes that make no character are U+FFFD."""
+        with about(self.path), _plain_errors():
+            return str(self.library.decode([int(one) for one in ids], skip_special_tokens=True))
+
+    def stream(self) -> Callable[[int], str]:
+        """A function that takes one token after the other and gives the text that is complete."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=True)
+
+        def take(number: int) -> str:
+            with about(self.path), _plain_errors():
+                return stream.step(self.library, number) or ""
+
+        return take
+
     def _cut(
         self, text: str, encoding: Encoding, longest: int, limit: str, truncate: bool
     ) -> Encoding:
@@ -119,13 +159,7 @@ def read_tokenizer(folder: str, rows: int, types: int) -> Tokenizer:
     if not os.path.lexists(path):
         with about(folder):
             raise ProblemError(f"there is neither {READY} nor {VOCABULARY}")
-    try:
-        import tokenizers
-    except ImportError:
-        raise ProblemError(
-            f"{safe_text(path, 200)}: reading it needs the library tokenizers; "
-            'pip install "regard[models]"'
-        ) from None
+    tokenizers = _library(path)
     with about(path):
         text = decode(read_file(path, MAX_TOKENIZER_BYTES))
     settings = {} if path == ready else _settings(folder)
@@ -141,6 +175,91 @@ def read_tokenizer(folder: str, rows: int, types: int) -> Tokenizer:
             whole_words = isinstance(library.model, tokenizers.models.WordPiece)
         _check_rows("id", max(ids, default=0), "word", rows)
     return Tokenizer(path, library, rows, types, whole_words)
+
+
+# How a GGUF file's `pre` cuts a text before its bytes are paired; None: as GPT-2.
+_CUTS = {
+    "gpt-2": None,
+    "smollm": r"\p{N}",
+    "llama-bpe": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
+
+
+def tokenizer_of_gguf(path: str, said: Mapping[str, Any], rows: int) -> Tokenizer:
+    """The tokenizer that a GGUF file has; one that is not known is refused by name."""
+    tokenizers = _library(path)
+    with about(path):
+        kind, cut = (said.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+        if kind is None:
+            raise ProblemError("has no tokenizer: tokenizer.ggml.model is missing")
+        if kind != "gpt2" or cut not in _CUTS:
+            raise ProblemError(
+                f"has a tokenizer with tokenizer.ggml.model {safe_text(repr(kind), 40)} and "
+                f"tokenizer.ggml.pre {safe_text(repr(cut), 40)}; supported is gpt2 with "
+                f"{', '.join(_CUTS)}"
+            )
+        tokens, merges, kinds = (
+            said.get(f"tokenizer.ggml.{key}") for key in ("tokens", "merges", "token_type")
+        )
+        for key, one, each in (("tokens", tokens, str), ("merges", merges, str)):
+            if not isinstance(one, list) or not all(isinstance(x, each) for x in one):
+                raise ProblemError(f"tokenizer.ggml.{key} is not a list of texts")
+        if not isinstance(kinds, list) or len(kinds) != len(tokens):
+            raise ProblemError(
+                "tokenizer.ggml.token_type does not have one number for each of "
+                f"{len(tokens)} tokens"
+            )
+        _check_rows("id", len(tokens) - 1, "word", rows)
+        with _plain_errors():
+            library = _byte_pairs(tokens, merges, kinds, str(cut), tokenizers)
+            start = said.get("tokenizer.ggml.bos_token_id")
+            if said.get("tokenizer.ggml.add_bos_token") and isinstance(start, int):
+                first = tokens[start]
+                library.post_processor = tokenizers.processors.TemplateProcessing(
+                    single=f"{first} $A", special_tokens=[(first, start)]
+                )
+    return Tokenizer(path, library, rows, 0, False)
+
+
+def _byte_pairs(
+    tokens: list[str], merges: list[str], kinds: list[int], cut: str, tokenizers: Any
+) -> Library:
+    """Pairs of bytes, joined in the order of the merges."""
+    pairs = [tuple(one.split(" ", 1)) for one in merges]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    library: Library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
+    before, pattern = tokenizers.pre_tokenizers, _CUTS[cut]
+    bytes_of = before.ByteLevel(add_prefix_space=False, use_regex=pattern in (None, r"\p{N}"))
+    steps = [bytes_of]
+    if pattern is not None:
+        steps.insert(0, before.Split(tokenizers.Regex(pattern), behavior="isolated"))
+    library.pre_tokenizer = before.Sequence(steps)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    # 3: control tokens, which are never text; 4: tokens of their own, which are.
+    for kind, special in ((3, True), (4, False)):
+        own = [t for t, one in zip(tokens, kinds, strict=True) if one == kind]
+        library.add_tokens(
+            [tokenizers.AddedToken(t, normalized=False, special=special) for t in own]
+        )
+    return library
+
+
+def _library(path: str) -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise ProblemError(
+            f"{safe_text(path, 200)}: reading it needs the library tokenizers; "
+            'pip install "regard[models]"'
+        ) from None
+    return tokenizers
 
 
 @contextmanager

@@ -9,20 +9,17 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from regard.boundary.arrays import Array
 from regard.boundary.files import MAX_TEXT_BYTES, about, decode, open_file, read_file
 from regard.boundary.parse import MAX_AXES, shown
 from regard.errors import ProblemError, safe_text
+from regard.models.files.tensors import MAX_FILE_BYTES, Tensor
 from regard.problems.toml_json import parse
 
+CONFIG = "config.json"
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_FILE_BYTES = 2**36
 MAX_HEADER_BYTES = MAX_TEXT_BYTES
 MAX_SHARDS = 1024
 
@@ -34,19 +31,6 @@ _BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
-_FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One tensor as its file declares it, checked; `start` and `end` are bytes of the file."""
-
-    name: str
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
 
 
 def find_tensors(folder: str) -> tuple[str, dict[str, Tensor]]:
@@ -58,30 +42,6 @@ def find_tensors(folder: str) -> tuple[str, dict[str, Tensor]]:
         return index, _tensors_of_shards(folder, index)
     with about(folder):
         raise ProblemError(_nothing_to_read(folder))
-
-
-def read_tensor(tensor: Tensor, dtype: np.dtype[Any]) -> Array:
-    """The numbers of a tensor, as float32 or float64."""
-    with about(tensor.path):
-        kind = _FLOATS.get(tensor.dtype)
-        if kind is None:
-            raise ProblemError(
-                f"{safe_text(tensor.name, 120)} has the dtype {tensor.dtype}, but weights are "
-                f"{', '.join(_FLOATS)}"
-            )
-        with open_file(tensor.path, MAX_FILE_BYTES) as file:
-            file.seek(tensor.start)
-            stored = np.empty(tensor.shape, kind)
-            count = file.readinto(stored.reshape(-1).view(np.uint8))  # type: ignore[attr-defined]
-            if count != stored.nbytes:
-                raise ProblemError(
-                    f"{safe_text(tensor.name, 120)} is cut off: {count} bytes of {stored.nbytes} "
-                    "are there"
-                )
-        if tensor.dtype == "BF16":  # the upper half of a float32
-            stored = (stored.astype("<u4") << 16).view("<f4")
-        with np.errstate(over="ignore"):
-            return stored.astype(dtype, copy=False)
 
 
 def read_json(folder: str, name: str, *, needed: bool = True) -> tuple[str, Any]:

@@ -1,0 +1,128 @@
+"""Declared steps as calls on whole arrays, for answers without intermediates.
+
+The steps are the textbook's; the order of sums is that of the machine's BLAS, so bytes depend on
+it, on threads and on the batch. `evaluation` computes the same steps block by block, and keeps them.
+Must not know any formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.textbook.operations import OPERATIONS
+from regard.textbook.steps import Ref, Step
+
+Values = dict[str, Array]
+_Call = Callable[[Values], Array]
+
+
+class Program:
+    """Steps that lead from some to others, on arrays with leading axes, such as (B, L, M).
+
+    `given` has the weights of the steps. `known` are the steps that a call is given.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        given: Mapping[str, Array],
+        heads: Mapping[str, int],
+        dtype: np.dtype[Any],
+        *,
+        known: Collection[str],
+        wanted: Collection[str],
+    ) -> None:
+        self.steps = {step.name: step for step in steps}
+        self.given, self.heads, self.dtype = given, heads, dtype
+        needed = set(wanted)
+        for step in reversed(steps):
+            if step.name in needed and step.name not in known:
+                needed |= {ref.step for ref in step.operands}
+        self.calls = [
+            (step.name, self._call(step))
+            for step in steps
+            if step.name in needed and step.name not in known and step.op != "given"
+        ]
+
+    def __call__(self, values: Values) -> Values:
+        """Add the value of each step to those that are known."""
+        for name, call in self.calls:
+            values[name] = call(values)
+        return values
+
+    def _call(self, step: Step) -> _Call:
+        first = step.operands[0].step
+        match step.op:
+            case "dot":
+                return self._product(step)
+            case "row_dot":
+                second = step.operands[1].step
+                return lambda values: np.einsum("...i,...i->...", values[first], values[second])
+            case "sum":
+                return lambda values: np.add.reduce(values[first], axis=-1)
+            case "same":
+                return lambda values: values[first]
+            case "split":
+                count = self.heads[step.axes[0]]
+                return lambda values: _split(values[first], count)
+            case "merge":
+                return lambda values: _merged(values[first])
+        return self._pointwise(step)
+
+    def _product(self, step: Step) -> _Call:
+        """Rows times a matrix of weights, all rows of a batch at once."""
+        rows, columns = step.operands
+        weight = self.given[columns.step]
+        if columns.index[0] != step.running:
+            weight = weight.T
+        name, width = rows.step, weight.shape[1]
+
+        def product(values: Values) -> Array:
+            x = values[name]
+            flat = x.reshape(-1, x.shape[-1]) @ weight
+            return flat.reshape(*x.shape[:-1], width)
+
+        return product
+
+    def _pointwise(self, step: Step) -> _Call:
+        value, dtype = OPERATIONS[step.op].value, self.dtype
+        assert value is not None
+        if step.op == "divide" and self.given.get(step.operands[1].step, np.zeros(1)).all():
+            value = np.divide  # without a look for 0 / 0
+        takes = [self._operand(ref, step) for ref in step.operands]
+        if len(takes) == 1:
+            (only,) = takes
+            return lambda values: value(only(values)).astype(dtype, copy=False)
+        if len(takes) == 2:
+            left, right = takes
+            return lambda values: value(left(values), right(values)).astype(dtype, copy=False)
+        return lambda values: value(*(take(values) for take in takes)).astype(dtype, copy=False)
+
+    def _operand(self, ref: Ref, step: Step) -> _Call:
+        """An operand with axes that broadcast against those of the step."""
+        name, given = ref.step, self.given.get(ref.step)
+        # Rows have one number for all their columns, which broadcast from the right.
+        alone = step.axes[-1:] == ("L",) or not step.axes
+        spread = bool(ref.index) and not alone and ref.index[-1] != step.index[-1]
+        if given is not None:
+            fixed = np.asarray(given, self.dtype)
+            fixed = fixed[..., None] if spread else fixed if fixed.ndim else fixed[()]
+            return lambda values: fixed
+        if spread:
+            return lambda values: values[name][..., None]
+        return lambda values: values[name]
+
+
+def _split(packed: Array, count: int) -> Array:
+    """(…, L, H·D) as (…, H, L, D)."""
+    return packed.reshape(*packed.shape[:-1], count, -1).swapaxes(-2, -3)
+
+
+def _merged(output: Array) -> Array:
+    """(…, H, L, E) as (…, L, H·E)."""
+    turned = output.swapaxes(-2, -3)
+    return turned.reshape(*turned.shape[:-2], -1)

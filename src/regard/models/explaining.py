@@ -1,0 +1,124 @@
+"""Explanations of a run: one layer's attention, or every step of the whole model.
+
+Owns which arrays the declared steps are given. Must not know how steps are explained or computed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.compute.evaluation import Run as Evaluation
+from regard.compute.positioned import Rotation
+from regard.errors import LabelError
+from regard.explanation.build import explain_problem
+from regard.explanation.labels import as_index
+from regard.explanation.trace import Trace
+from regard.faces import Explanation
+from regard.masks import Causal
+from regard.problems.problem import Problem
+from regard.textbook.block import Layer, model
+
+if TYPE_CHECKING:
+    from regard.models.language import Run
+
+
+def one_layer(run: Run, layer: int, head: int | None, options: dict[str, Any]) -> Explanation:
+    """Every step of the attention of one layer, from the rows that its norm makes."""
+    config = run.model.config
+    number = counted("layer", layer, config.layers)
+    own = run.model.stack.layers[number]
+    values = own.before({"embeddings": run.states[number][None]})
+    rows = values["attention_input" if "attention_input" in values else "embeddings"][0]
+    given, heads = dict(own.given), config.heads
+    which = f"layer {number} of {config.layers}, counted from 0"
+    parts = {name: given[name] for name in given if name[:2] in ("W_", "b_") and name[2:] in "qkvo"}
+    if head is None:
+        parts |= {"heads": heads, "key_heads": config.key_heads}
+    else:
+        one = counted("head", head, heads)
+        which = f"layer {number} of {config.layers}, head {one} of {heads}, from 0"
+        parts = {
+            name: array[
+                ..., _columns(name[2:], one, config.heads // config.key_heads, config.head_width)
+            ]
+            for name, array in parts.items()
+            if name[2:] != "o"
+        }
+    problem = Problem(
+        title=run.text,
+        note=f"A {config.kind} model: {which}. The embeddings are what the layer's norm made.",
+        embeddings=rows,
+        query_labels=run.tokens.labels,
+        **{"causal": config.family.causal, "positions": config.rotary[number]},
+        **parts,
+    )
+    return Explanation.of(explain_problem(problem, **options))
+
+
+def whole(run: Run) -> Explanation:
+    """Every step from the tokens to the logits, by the textbook, in float64."""
+    stack, config = run.model.stack, run.model.config
+    ids = run.tokens.ids
+    numbers = np.unique(ids)
+    table = stack.tables["token_table"]
+    given: dict[str, Array] = {
+        "tokens": ids,
+        "token_numbers": numbers,
+        "token_table": table[numbers],
+        "unembedding": stack.tables["unembedding"],
+        "query_positions": np.arange(len(ids)),
+        "key_positions": np.arange(len(ids)),
+    }
+    extra: set[str] = set()
+    if "positions_table" in stack.tables:
+        given["positions_vectors"] = stack.tables["positions_table"][: len(ids)]
+        extra.add("positions_vectors")
+    for name in ("embedding_scale", "logits_softcap", "softcap", "scale"):
+        value = getattr(config, name)
+        if value is not None:
+            given[name] = np.asarray(float(value))
+            extra |= {name} & {"embedding_scale", "logits_softcap"}
+    sizes = {"H": config.heads, "G": config.key_heads}
+    forms = []
+    for number, one in enumerate(stack.layers):
+        weights, turn = dict(one.given), config.rotary[number]
+        if turn is not None:
+            turned, more = Rotation(turn, {"query": range(len(ids))}, config.head_width).given()
+            weights |= {**turned, "query_positions": 0, "key_positions": 0}
+            sizes |= more
+        own = frozenset(weights) | ({"softcap"} & given.keys()) | ({"scale"} & given.keys())
+        forms.append(Layer(own, *_rest(one.form)))
+        given |= {f"{number}.{name}": array for name, array in weights.items()}
+    final = stack.norms.get("final")
+    form = Layer(frozenset(final[1]), *_rest(final[0])) if final else forms[-1]
+    extra |= {name for name in form.given if name.startswith("final_")}
+    given |= {**stack.layers[0].given, **(final[1] if final else {}), **given}
+    steps = model(tuple(forms), frozenset(extra), form)
+    inputs = {step.name: np.asarray(given[step.name]) for step in steps if step.op == "given"}
+    evaluation = Evaluation(steps, inputs, sizes, dtype=np.dtype(np.float64), rules=Causal())
+    labels = dict.fromkeys("LS", run.tokens.labels)
+    labels["X"] = tuple(run.model.tokenizer.name(int(number)) for number in numbers)
+    names = run.model.tokenizer.name
+    labels["V"] = tuple(names(number) for number in range(config.vocabulary))
+    note = f"A {config.kind} model of {config.layers} layers, every step from tokens to logits."
+    return Explanation.of(Trace(evaluation, run.text, note, labels))
+
+
+def _rest(form: Layer) -> tuple[Any, ...]:
+    return form.norm, form.place, form.activation, form.masked, form.default_scale
+
+
+def _columns(letter: str, head: int, group: int, width: int) -> slice:
+    own = head if letter == "q" else head // group
+    return slice(own * width, (own + 1) * width)
+
+
+def counted(what: str, number: Any, count: int) -> int:
+    """A layer or a head by its number, checked."""
+    at = as_index(what, number)
+    if not 0 <= at < count:
+        raise LabelError(f"{what} is {at}; it must be 0 to {count - 1}")
+    return at

@@ -1,0 +1,1 @@
+"""Text of models: tokens both ways, and the templates of conversations. Must not know weights."""
