@@ -40,7 +40,7 @@ masks scores normalizers positions compute.quantized compute.results
 compute.options compute.option_types
 textbook compute.request
 compute.positioned
-compute.extended_range compute.evaluation
+compute.extended_range compute.evaluation compute.program
 compute.gradients compute.softmax compute.linear problems
 compute.dot_of_rows
 compute.kernels
@@ -76,7 +76,7 @@ RANKS = {room: rank for rank, rooms in enumerate(LADDER.split("\n")) for room in
 NATIVE = {"regard._fused"}
 CATCH_ALLS = {"utils", "util", "helpers", "common", "core", "misc"}
 NEIGHBOURS = {"torch", "jax", "dask", "matplotlib", "onnx", "transformers", "tokenizers", "pandas"}
-NEIGHBOURS |= {"distributed", "xarray", "zarr"}
+NEIGHBOURS |= {"distributed", "gguf", "xarray", "zarr"}
 SHOWING = {"rich", "jinja2", "typer"}
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "ssl", "urllib"}

@@ -21,7 +21,7 @@ LLAMA = {
     "num_attention_heads": 3,
     "num_key_value_heads": 1,
     "head_dim": 4,
-    "vocab_size": 300,
+    "vocab_size": 262,
     "max_position_embeddings": 40,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
@@ -35,7 +35,7 @@ GPT2 = {
     "n_layer": 2,
     "n_head": 3,
     "n_positions": 40,
-    "vocab_size": 300,
+    "vocab_size": 262,
     "eos_token_id": 256,
 }
 CONFIGS = {"llama": LLAMA, "gpt2": GPT2}
@@ -232,7 +232,7 @@ def converted(config, weights):
 
 
 def gguf(said, arrays, kinds=None) -> bytes:
-    """A GGUF file by hand. `kinds` has (type number, shape, bytes) of tensors that are no floats."""
+    """A GGUF file. `kinds` has (type number, shape, bytes) of tensors that are no floats."""
     head, data = bytearray(), bytearray()
     for key, value in said.items():
         head += _text(key) + _value(value)
@@ -242,7 +242,9 @@ def gguf(said, arrays, kinds=None) -> bytes:
     } | (kinds or {})
     for name, (kind, shape, content) in entries.items():
         head += _text(name) + struct.pack("<I", len(shape))
-        head += struct.pack(f"<{len(shape)}Q", *reversed(shape)) + struct.pack("<IQ", kind, len(data))
+        head += struct.pack(f"<{len(shape)}Q", *reversed(shape)) + struct.pack(
+            "<IQ", kind, len(data)
+        )
         data += content + bytes(-len(content) % 32)
     start = b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(said)) + head
     return bytes(start + bytes(-len(start) % 32) + data)

@@ -19,6 +19,7 @@ from regard.cli import (
     diagnose,
     examples,
     explain,
+    generate,
     info,
     mistakes,
     tour,
@@ -75,6 +76,11 @@ app.command(
     epilog=explain.EXAMPLES,
     short_help="Show every step of an attention.",
 )(explain.explain)
+app.command(
+    cls=Command,
+    epilog=generate.EXAMPLES,
+    short_help="Let a language model write on after a text.",
+)(generate.generate)
 app.command(
     cls=Command,
     epilog=examples.EXAMPLES,

@@ -1,8 +1,8 @@
 """Declared steps as calls on whole arrays, for answers without intermediates.
 
 The steps are the textbook's; the order of sums is that of the machine's BLAS, so bytes depend on
-it, on threads and on the batch. `evaluation` computes the same steps block by block, and keeps them.
-Must not know any formula.
+it, on threads and on the batch. `evaluation` computes the same steps block by block, and keeps
+them. Must not know any formula.
 """
 
 from __future__ import annotations

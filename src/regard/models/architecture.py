@@ -275,8 +275,10 @@ def describe(table: Mapping[str, Any]) -> Architecture:
 
 
 def _rotary(table: Mapping[str, Any], layers: int) -> list[Rotary | None]:
+    if table.get("rope_theta") is None and table.get("rope_parameters") is None:
+        table = {**table, "rope_theta": 10000.0}  # of configurations that are older than the field
     try:
-        found = [Rotary.from_config({"rope_theta": 1e4, **table}, layer) for layer in range(layers)]
+        found = [Rotary.from_config(table, layer) for layer in range(layers)]
     except (OptionError, TypeError) as error:
         raise ProblemError(safe_text(error, 400)) from None
     for one in found:

@@ -123,8 +123,8 @@ class Run:
     ) -> Explanation:
         """Every step of one layer's attention; without a layer, of the whole model.
 
-        The steps of layer 2 are then called `2.scores` and so on, from `embeddings` to `logits`; all
-        are computed in float64 when they are asked for.
+        The steps of layer 2 are then called `2.scores` and so on, from `embeddings` to `logits`;
+        all are computed in float64 when they are asked for.
         """
         from regard.models import explaining
 
@@ -193,11 +193,10 @@ class LanguageModel:
             memory.truncate(start)
         x = self.stack.embed(tokens.ids[None], start + np.arange(len(tokens)))
         kept = x.nbytes * (self.config.layers + 1) <= KEPT_STATES and after is None
-        states = []
-        for x in self.stack.states(x, memory.attend()):
-            if kept:
-                states.append(x[0])
-        last = x[0]
+        states: list[Array] = []
+        for state in self.stack.states(x, memory.attend()):
+            states = [*states, state[0]] if kept else [state[0]]
+        last = states[-1]
         if after is not None:
             tokens, said = _joined(after.tokens, tokens), after.text + said
             last = np.concatenate([after.last, last])

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.boundary.files import about
 from regard.compute.program import Program
 from regard.errors import ProblemError, safe_text
 from regard.models.architecture import Architecture, Names
 from regard.models.files.tensors import Tensor, read_tensor
+from regard.boundary.files import about
 from regard.textbook.block import Layer, layer, norm
 from regard.textbook.operations import OPERATIONS
 
@@ -34,7 +34,7 @@ LOGITS_AT_ONCE = 2**24
 
 @dataclass(frozen=True, eq=False)
 class OneLayer:
-    """A layer with its weights, as two programs: what is before its attention, and what is after."""
+    """A layer with its weights, as two programs: what is before its attention, and after."""
 
     form: Layer
     given: Mapping[str, Array]
@@ -82,9 +82,9 @@ class Stack:
 
     def run(self, x: Array, attend: Attend) -> Array:
         """The output of the last layer."""
-        for x in self.states(x, attend):
+        for last in self.states(x, attend):
             pass
-        return x
+        return last
 
     def logits(self, hidden: Array) -> Array:
         """How likely each token is next, (…, V), for states of the last layer (…, M)."""
@@ -220,18 +220,16 @@ class Reader:
         """The tensor of that name with one of the endings."""
         names = [f"{name}.{ending}" for ending in endings]
         tensor = next((self.tensors[one] for one in names if one in self.tensors), None)
-        what = f"the configuration and model_type {self.config.kind}"
+        what = f"the configuration and model_type {self.config.kind} require"
         if tensor is None:
             with about(self.place):
                 raise ProblemError(
-                    f"there is no tensor {' or '.join(names)} of shape {shape}, which {what} require"
+                    f"there is no tensor {' or '.join(names)} of shape {shape}, which {what}"
                 )
         own = safe_text(tensor.name, 120)
         with about(tensor.path):
             if tensor.shape != shape:
-                raise ProblemError(
-                    f"{own} has the shape {tensor.shape}, but {what} require {shape}"
-                )
+                raise ProblemError(f"{own} has the shape {tensor.shape}, but {what} {shape}")
             self.used.add(tensor.name)
             numbers = read_tensor(tensor, self.dtype)
             if self.config.family.causal and not np.isfinite(numbers).all():

@@ -7,14 +7,13 @@ states of the layer before. Must not know arrays, configurations or files.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 from regard.textbook.positions import declare_absolute
 from regard.textbook.steps import (
-    LETTERS,
     Builder,
     Ref,
     Step,
@@ -23,10 +22,10 @@ from regard.textbook.steps import (
 )
 
 # What all layers share: numbers of the model, where tokens are, and which keys are visible.
-SHARED = frozenset(
-    ("model_width", "head_width", "epsilon", "width", "scale", "visible")
-    + ("query_positions", "key_positions", "softcap")
-)
+SHARED = {
+    *("model_width", "head_width", "epsilon", "width", "scale", "visible"),
+    *("query_positions", "key_positions", "softcap"),
+}
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -34,9 +33,9 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 class Layer:
     """What the steps of a layer are made of.
 
-    `given` are the names of its inputs: those of attention from embeddings, `W_gate` (if the MLP is
-    gated), `W_up`, `W_down` and their biases, and scale and shift of each norm. The norms are before
-    attention and MLP; "after" their residual sums; or on "both" sides, within the sums.
+    `given` are the names of its inputs: those of attention from embeddings, `W_gate` (if the MLP
+    is gated), `W_up`, `W_down` and their biases, and scale and shift of each norm. The norms are
+    before attention and MLP; "after" their residual sums; or on "both" sides, within the sums.
     """
 
     given: frozenset[str]
@@ -61,12 +60,14 @@ def layer(form: Layer) -> tuple[Step, ...]:
     book = Builder({"embeddings", *form.given})
     book.give("embeddings", "X", "L M")
     if form.place != "after":
-        book.instead["embeddings"] = declare_norm(book, form, "attention_input", "X_n", "embeddings")
+        book.instead["embeddings"] = declare_norm(
+            book, form, "attention_input", "X_n", "embeddings"
+        )
     declare_projections(book)
     for name, symbol, axes in (("queries", "Q", "H L D"), ("keys", "K", "G S D")):
         if f"normed_{name}_scale" in book.given:
-            own = f"normed_{name}", f"{symbol}_n", name, axes
-            book.instead[name] = declare_norm(book, form, *own)
+            normed = f"normed_{name}", f"{symbol}_n", name, axes
+            book.instead[name] = declare_norm(book, form, *normed)
     declare_attention(book, form.masked, "shifted", form.default_scale, "dot", "softmax")
     book.instead = {}
     last = _residual(book, form, "attention", "embeddings", "projected_output", "X_a")
@@ -108,7 +109,7 @@ def declare_linear(
     book: Builder, name: str, symbol: str, source: str, axes: str, weight: str
 ) -> str:
     """Declare source·W + b; the weights are `W_` and `b_` before the name."""
-    row, out = axes.split()
+    out = axes.split()[1]
     inner = book.steps[source].axes[-1]
     book.give(f"W_{name}", weight, f"{inner} {out}", latex=f"W_{{{weight[2:]}}}")
     pair = source, f"W_{name}"

@@ -1,4 +1,4 @@
-"""Text to tokens and back: the tokenizer of a directory or GGUF file, run by the library `tokenizers`.
+"""Text to tokens and back: a tokenizer of a directory or a GGUF file, run by `tokenizers`.
 
 Owns which file is read and the check that token ids fit the embeddings. Must not know what is
 computed from tokens.

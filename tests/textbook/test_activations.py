@@ -6,7 +6,15 @@ import mpmath
 import numpy as np
 import pytest
 
-from regard.models.activations import GELU_ROUNDOFFS, gelu, gelu_tanh, layer_norm
+from regard.textbook.activations import (
+    GELU_ROUNDOFFS,
+    gelu,
+    gelu_slope,
+    gelu_tanh,
+    gelu_tanh_slope,
+    silu,
+    silu_slope,
+)
 
 
 def exact_gelu(x):
@@ -48,11 +56,20 @@ def test_gelu_tanh_is_the_formula():
     )
 
 
-def test_layer_norm_has_mean_and_variance_as_asked():
-    x = np.random.default_rng(1).normal(3, 5, size=(4, 64))
-    normal = layer_norm(x.copy(), np.ones(64), np.zeros(64), 0.0)
-    few = 64 * 2.0**-52
-    np.testing.assert_allclose(normal.mean(axis=-1), 0, atol=few)
-    np.testing.assert_allclose(normal.var(axis=-1), 1, atol=few)
-    shifted = layer_norm(x.copy(), np.full(64, 2.0), np.full(64, 7.0), 0.0)
-    np.testing.assert_allclose(shifted, 2 * normal + 7, atol=few)
+def test_silu_is_the_formula():
+    x = np.linspace(-40, 40, 801)
+    exact = x / (1 + np.exp(-x))
+    np.testing.assert_allclose(silu(x), exact, rtol=8 * 2.0**-52)
+    assert silu(np.float32([-200.0, 200.0])).tolist() == [0.0, 200.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "slope"),
+    [(gelu, gelu_slope), (gelu_tanh, gelu_tanh_slope), (silu, silu_slope)],
+    ids=lambda one: one.__name__,
+)
+def test_a_slope_is_that_of_its_function(function, slope):
+    x, step = np.linspace(-9, 9, 1001), 2.0**-17
+    rise = (function(x + step) - function(x - step)) / (2 * step)
+    # The third derivative is below 2; a difference of two roundings is divided by the step.
+    np.testing.assert_allclose(slope(x), rise, rtol=0, atol=step**2 + 20 * 2.0**-52 / step)
