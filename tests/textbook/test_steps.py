@@ -13,6 +13,7 @@ import pytest
 
 from regard.textbook.gradients import backward
 from regard.textbook.loss import continued
+from regard.textbook.block import Layer, layer, model
 from regard.textbook.operations import OPERATIONS, compute
 from regard.textbook.positions import GIVEN as POSITIONS
 from regard.textbook.scalar_check import RECOMPUTE
@@ -33,6 +34,7 @@ OPTIONS = ("bias", "softcap", "sink")
 # A query head more than there are key heads, and no two axes equally long that may be confused.
 SIZES = {"H": 4, "G": 2, "R": 2, "L": 3, "S": 5, "D": 2, "E": 3, "M": 7, "N": 11, "F": 6}
 SIZES |= {"K": SIZES["D"], "U": 13, "T": 17, "P": 1, "Q": 2, "W": 2}
+SIZES |= {"I": 19, "V": 23, "X": 29}
 PACKED = {"HD": ("H", "D"), "GD": ("G", "D"), "GE": ("G", "E"), "HE": ("H", "E")}
 
 # Operations that run along one letter which their cell does not have.
@@ -48,7 +50,7 @@ OPERAND_COUNTS = {
     "multiply": {2},
     "softcap": {2},
     "softcap_slope": {2},
-    "add": {1, 2, 3},  # lse of an unshifted softmax adds nothing to the logarithm
+    "add": {1, 2, 3, 4, 5},  # lse of an unshifted softmax adds nothing to the logarithm
     "select": {2},
     "keep": {2},
     "max": {1, 2},  # the sink joins
@@ -89,6 +91,14 @@ OPERAND_COUNTS = {
     "angle": {2},
     "apart": {2},
     "pick": {3},
+    "norm_factor": {2},
+    "gelu": {1},
+    "gelu_slope": {1},
+    "gelu_tanh": {1},
+    "gelu_tanh_slope": {1},
+    "silu": {1},
+    "silu_slope": {1},
+    "relu": {1},
 }
 
 
@@ -127,7 +137,31 @@ def books() -> list[tuple[str, tuple[Step, ...]]]:
             parts.append((f"projecting {sorted(given)}", projecting(given, heads=axes["heads"])))
             united = given & {"embeddings", "W_o", "b_o"}
             parts.append((f"merging {sorted(united)}", merging(united)))
-    return whole + parts + list(backward_books()) + list(positioned_books())
+    more = (*backward_books(), *positioned_books(), *model_books())
+    return whole + parts + list(more)
+
+
+def model_books() -> Iterator[tuple[str, tuple[Step, ...]]]:
+    """Layers of every form, and models of two of them, with their backward passes."""
+    weights = {f"W_{name}" for name in "qkvo"} | {"W_up", "W_down"}
+    biases = {f"b_{name}" for name in ("q", "k", "v", "o", "gate", "up", "down")}
+    norms = ("attention_input", "mlp_input", "after_attention", "hidden", "normed_queries")
+    norms += ("attention_result", "mlp_result", "normed_keys", "final", "normed_embeddings")
+    scales, shifts = ({f"{name}_{part}" for name in norms} for part in ("scale", "shift"))
+    rotary = POSITIONS["rotary"] | {"softcap"}
+    for norm, place, given in itertools.product(
+        ("rms", "layer"),
+        ("before", "after", "both"),
+        (set(), {"W_gate"} | biases | scales, scales | shifts | rotary),
+    ):
+        for activation in ("gelu", "gelu_tanh", "silu", "relu"):
+            form = Layer(frozenset(weights | given), norm, place, activation)
+            yield f"layer {form}", layer(form)
+            own = frozenset({"final_scale", "positions_vectors", "logits_softcap"})
+            forward = model((form, form), own, form, embedded=place == "after")
+            wrt = {"embeddings", "0.W_up", "1.W_q"}
+            back = backward(forward, wrt, {"logits"}, compact=False)
+            yield f"model {form}", forward + back
 
 
 def backward_books() -> Iterator[tuple[str, tuple[Step, ...]]]:

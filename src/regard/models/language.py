@@ -271,7 +271,7 @@ class LanguageModel:
             raise DtypeError(f"text must be a string or several, not {safe_text(repr(text), 60)}")
         if stream is not None:
             raise OptionError("stream is for one text; generate several without it")
-        memory, last, start = self._prompts([self._tokens(_text(one)) for one in text])
+        memory, last, start = self._prompts([self._tokens(one) for one in text])
         writers = [
             _Writer(self, sampling, stop, stop_at_eos, None, number) for number in range(len(text))
         ]

@@ -150,8 +150,8 @@ class Reader:
 
     def _numbers(self) -> dict[str, Array]:
         config = self.config
-        numbers = {"model_width": config.width, "head_width": config.head_width}
-        numbers |= {"epsilon": config.epsilon, "width": config.head_width}
+        numbers = {"model_width": config.width, "width": config.head_width}
+        numbers |= {"epsilon": config.epsilon}
         return {name: np.asarray(float(number)) for name, number in numbers.items()}
 
     def _norm(self, name: str, symbol: str) -> tuple[Layer, Mapping[str, Array], Program]:

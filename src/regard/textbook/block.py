@@ -23,7 +23,7 @@ from regard.textbook.steps import (
 
 # What all layers share: numbers of the model, where tokens are, and which keys are visible.
 SHARED = {
-    *("model_width", "head_width", "epsilon", "width", "scale", "visible"),
+    *("model_width", "epsilon", "width", "scale", "visible"),
     *("query_positions", "key_positions", "softcap"),
 }
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -58,6 +58,7 @@ def layer(form: Layer) -> tuple[Step, ...]:
     ['U = X_m·W_u', 'U_a = U·Φ(U)', 'R_m = U_a·W_d', 'X⁺ = X_a + R_m']
     """
     book = Builder({"embeddings", *form.given})
+    book.out = "M"
     book.give("embeddings", "X", "L M")
     if form.place != "after":
         book.instead["embeddings"] = declare_norm(
@@ -84,12 +85,11 @@ def _residual(
 ) -> str:
     """What a part of the layer made, added to what it was made of."""
     name = name or f"after_{part}"
-    own = (result, "i m")
     if form.place == "both":
-        own = (declare_norm(book, form, f"{part}_result", f"R_{part[0]}n", result), "i m")
+        result = declare_norm(book, form, f"{part}_result", f"R_{part[0]}n", result)
     if form.place != "after":
-        return book.step(name, symbol, "L M", "add", before, own, latex=_latex(symbol))
-    total = book.step(f"{part}_sum", f"{symbol}_s", "L M", "add", before, own)
+        return book.step(name, symbol, "L M", "add", before, result, latex=_latex(symbol))
+    total = book.step(f"{part}_sum", f"{symbol}_s", "L M", "add", before, result)
     return declare_norm(book, form, name, symbol, total)
 
 
@@ -127,12 +127,10 @@ def declare_norm(
     A layer norm subtracts the mean first. Its inputs are `_scale` and `_shift` after the name.
     """
     *rows, column = axes.split()
-    if source == "projected_output":
-        source = book.step("attended", "R_a", axes, "same", (source, "i m"))
-    row, width = " ".join(rows), "model_width" if column == "M" else "head_width"
-    for size, letter, written in ((width, column, None), ("epsilon", "ε", None)):
+    row, width = " ".join(rows), "model_width" if column == "M" else "width"
+    for size, letter in ((width, column), ("epsilon", "ε")):
         if size not in book.steps:
-            book.step(size, letter, "", "given", latex=_latex(letter), written=written)
+            book.step(size, letter, "", "given", latex=_latex(letter))
 
     def made(step: str, sign: str, own: str, op: str, *operands: str) -> str:
         known = f"{sign}_{{{_latex(symbol)}}}"
@@ -194,7 +192,7 @@ def model(
         last = declare_norm(book, epilogue, "final", "X_f", last)
     book.step("unembedding", "W_v", "V M", "given", latex="W_{v}")
     logits = "logits" if "logits_softcap" not in given else "uncapped_logits"
-    symbol = "Λ" if logits == "logits" else "Λ′"
+    symbol = "Λ" if logits == "logits" else "Λ_u"
     book.step(logits, symbol, "L V", "dot", last, ("unembedding", "v m"), latex=r"\Lambda")
     if book.give("logits_softcap", "c_v", ""):
         book.step("logits", "Λ", "L V", "softcap", logits, "logits_softcap")

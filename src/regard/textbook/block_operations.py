@@ -45,7 +45,7 @@ BLOCK_OPERATIONS: dict[str, Operation] = {
         latex_numbers=r"1 / \sqrt{$0 + $1}",
         numpy="1 / np.sqrt($0 + $1)",
         # −½ y / ($0 + $1)
-        adjoint=("add 0 1, add _ _, divide y _, negate _, multiply _ d", ""),
+        adjoint=("add 0 0 1 1, divide y _, negate _, multiply _ d", ""),
     ),
     "gelu": _GELU,
     "gelu_slope": replace(

@@ -285,6 +285,7 @@ class Builder:
         self.given, self.heads = given, heads
         self.over: Literal["all", "visible"] = "all"
         self.steps: dict[str, Step] = {}
+        self.out = "F"  # the width of the projected output
         self.instead: dict[str, str] = {}  # the step that takes another one's place from now on
         self._gone: set[str] = set()  # axes that the call does not have, and their indices
         if not heads:
@@ -440,15 +441,18 @@ def _declare_merging(book: Builder) -> None:
         column = "HE"
         cells = ("output", "c//E i c%E")
         last = book.step("merged", "O*", "L HE", "merge", cells, latex="O^{*}")
-    if not book.give("W_o", "W_o", f"{column} F", latex="W_{o}"):
+    out = book.out
+    if not book.give("W_o", "W_o", f"{column} {out}", latex="W_{o}"):
         return
     factors = (last, f"i {LETTERS[column]}"), "W_o"
     if "b_o" not in book.given:
-        book.step("projected_output", "R", "L F", "dot", *factors)
+        book.step("projected_output", "R", f"L {out}", "dot", *factors)
         return
-    product = book.step("output_products", "R′", "L F", "dot", *factors, latex="R'")
-    book.give("b_o", "b_o", "F", latex="b_{o}")
-    book.step("projected_output", "R", "L F", "add", product, "b_o")
+    product = book.step(
+        "output_products", "R′", f"L {out}", "dot", *factors, latex="R'"
+    )
+    book.give("b_o", "b_o", out, latex="b_{o}")
+    book.step("projected_output", "R", f"L {out}", "add", product, "b_o")
 
 
 def _declare_lse(book: Builder, shifted: bool) -> None:
