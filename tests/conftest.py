@@ -150,7 +150,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from_pip = [name for name, tool in TOOLS.items() if tool.how_to_get in (TEST, FULL, SMOL)]
         if absent := [name for name in from_pip if not TOOLS[name].is_here()]:
             missing = ", ".join(absent)
-            raise pytest.UsageError(f"--full needs {missing}; to get all that it needs: {FULL}, {SMOL}")
+            how = f"{FULL}, {SMOL}"
+            raise pytest.UsageError(f"--full needs {missing}; to get all that it needs: {how}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

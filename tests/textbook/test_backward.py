@@ -154,7 +154,18 @@ def test_the_backward_pass_of_the_backward_pass_has_the_slopes_of_gradients(mask
 def test_every_operation_hands_its_gradient_on():
     settings = {name for name, one in OPERATIONS.items() if not any(one.adjoint)}
     # Those of a second gradient, which only a dot product and a softmax have, and of a sparsemax.
-    ends = {"tanh_sum", "tanh_slope_sum", "pull", "elu_slope", "gelu_slope", "gelu_tanh_slope", "silu_slope", "positive", "threshold", "above"}
+    ends = {
+        "tanh_sum",
+        "tanh_slope_sum",
+        "pull",
+        "elu_slope",
+        "gelu_slope",
+        "gelu_tanh_slope",
+        "silu_slope",
+        "positive",
+        "threshold",
+        "above",
+    }
     ends |= {"given", "visible", "inverse_root", "at_maximum", "first_at", "apart", "angle"}
     assert settings == ends
     for operation in OPERATIONS.values():

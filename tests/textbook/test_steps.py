@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from regard.textbook.block import Layer, layer, model
 from regard.textbook.gradients import backward
 from regard.textbook.loss import continued
-from regard.textbook.block import Layer, layer, model
 from regard.textbook.operations import OPERATIONS, compute
 from regard.textbook.positions import GIVEN as POSITIONS
 from regard.textbook.scalar_check import RECOMPUTE

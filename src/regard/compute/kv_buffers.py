@@ -145,6 +145,18 @@ def _axes(axes: tuple[Any, ...]) -> str:
     return f"({', '.join(map(str, axes))})"
 
 
+def alike_rows(buffers: tuple[Array, Array], *given: Any) -> bool:
+    """Whether key and value are plain arrays that the buffers take without a change."""
+    for array, buffer in zip(given, buffers, strict=True):
+        if type(array) is not np.ndarray or array.ndim != buffer.ndim or array.ndim < 2:
+            return False
+        if array.dtype != buffer.dtype or buffer.dtype.kind != "f":
+            return False
+        if array.shape[:-2] != buffer.shape[:-2] or array.shape[-1] != buffer.shape[-1]:
+            return False
+    return bool(given[0].shape[-2] == given[1].shape[-2])
+
+
 def as_rows(name: str, array: Array, dtype: np.dtype[Any] | None, count: Count) -> Array:
     """What a buffer of this dtype holds of an array; `count` tokens of each batch element."""
     if dtype is None or array.dtype == dtype:

@@ -17,6 +17,7 @@ from regard.compute import dispatch, native, quantized
 from regard.compute.kv_buffers import (
     CHUNK,
     alike,
+    alike_rows,
     as_counts,
     as_dtype,
     as_floats,
@@ -146,6 +147,13 @@ class KVCache:
         DtypeError
             If their dtype differs from that of the first call, and the cache has no `dtype`.
         """
+        if lengths is None and self._buffers is not None and alike_rows(self._buffers, key, value):
+            # The usual call of a model: one more token, like those before, for which there is room.
+            more = int(key.shape[-2])
+            if most_of(self._end - self._start + more) <= self._buffers[0].shape[-2]:
+                rows = [self._turned(key, "key", self._end), value]
+                self._take(rows, self._buffers, self._start, more)
+                return
         arrays = {"key": as_floats("key", key), "value": as_floats("value", value)}
         with naming_shapes(**arrays):
             check_pair(arrays, self._buffers or (), converts=self._dtype is not None)
@@ -154,12 +162,7 @@ class KVCache:
             arrays["key"] = self._turned(arrays["key"], "key", self._end)
             rows = [as_rows(name, array, self._dtype, count) for name, array in arrays.items()]
             buffers, start = self._with_room(rows, count)
-        for buffer, array in zip(buffers, rows, strict=True):
-            move(array, 0, buffer, self._end - start, count)
-        needed, end = self._needed, alike(self._end + count)
-        if self._left is not None:
-            needed = alike(np.maximum(0, self._end - self._left))
-        self._buffers, self._start, self._needed, self._end = buffers, start, needed, end
+        self._take(rows, buffers, start, count)
 
     @answering
     def truncate(self, length: Ints) -> None:
@@ -453,6 +456,17 @@ class KVCache:
             view = quantized.floats(view)
         view.flags.writeable = False
         return view
+
+    def _take(
+        self, rows: list[Array], buffers: tuple[Array, Array], start: Count, count: Count
+    ) -> None:
+        """Put rows into buffers that have room for them; from here on nothing can fail."""
+        for buffer, array in zip(buffers, rows, strict=True):
+            move(array, 0, buffer, self._end - start, count)
+        needed, end = self._needed, alike(self._end + count)
+        if self._left is not None:
+            needed = alike(np.maximum(0, self._end - self._left))
+        self._buffers, self._start, self._needed, self._end = buffers, start, needed, end
 
     def _with_room(self, rows: list[Array], count: Count) -> tuple[tuple[Array, Array], Count]:
         """Buffers with room for so many more, and the position of their first slot."""

@@ -255,6 +255,10 @@ def _numbers(places: Places) -> Array:
     return np.arange(places.start, places.stop) if isinstance(places, range) else places
 
 
+# Fewer numbers than this are turned before another thread has begun.
+_FEW = 2**14
+
+
 def turn_rows(
     turns: Sequence[tuple[Array, Array, Array, Array]],
     *,
@@ -269,6 +273,8 @@ def turn_rows(
     contiguous.
     """
     if native.BUILT:
+        if threads is None and sum(turn[0].size for turn in turns) < _FEW:
+            threads = 1
         threads = min(threads or native.default_threads(), native.MOST_THREADS)
         native.module.rotate(turns, interleaved, back, threads, native.usable_target())
         return

@@ -89,25 +89,30 @@ class Program:
         return product
 
     def _pointwise(self, step: Step) -> _Call:
-        value, dtype = OPERATIONS[step.op].value, self.dtype
-        assert value is not None
+        """An operation number by number; what is decided once is decided here, not in the call."""
+        value: Any = OPERATIONS[step.op].value
         if step.op == "divide" and self.given.get(step.operands[1].step, np.zeros(1)).all():
             value = np.divide  # without a look for 0 / 0
+        dtype, compute = self.dtype, value
+        if not isinstance(value, np.ufunc):  # it may have computed in float64
+
+            def compute(*operands: Array) -> Array:
+                made: Array = value(*operands)
+                return made if made.dtype == dtype else made.astype(dtype)
+
         takes = [self._operand(ref, step) for ref in step.operands]
-        if len(takes) == 1:
-            (only,) = takes
-            return lambda values: value(only(values)).astype(dtype, copy=False)
-        if len(takes) == 2:
-            left, right = takes
-            return lambda values: value(left(values), right(values)).astype(dtype, copy=False)
-        return lambda values: value(*(take(values) for take in takes)).astype(dtype, copy=False)
+        left = step.operands[0].step
+        if len(takes) == 2 and left not in self.given and not _spread(step.operands[0], step):
+            right, other = takes[1], step.operands[1].step
+            if other in self.given:
+                fixed = right({})
+                return lambda values: compute(values[left], fixed)
+            return lambda values: compute(values[left], right(values))
+        return lambda values: compute(*(take(values) for take in takes))
 
     def _operand(self, ref: Ref, step: Step) -> _Call:
         """An operand with axes that broadcast against those of the step."""
-        name, given = ref.step, self.given.get(ref.step)
-        # Rows have one number for all their columns, which broadcast from the right.
-        alone = step.axes[-1:] == ("L",) or not step.axes
-        spread = bool(ref.index) and not alone and ref.index[-1] != step.index[-1]
+        name, given, spread = ref.step, self.given.get(ref.step), _spread(ref, step)
         if given is not None:
             fixed = np.asarray(given, self.dtype)
             fixed = fixed[..., None] if spread else fixed if fixed.ndim else fixed[()]
@@ -115,6 +120,12 @@ class Program:
         if spread:
             return lambda values: values[name][..., None]
         return lambda values: values[name]
+
+
+def _spread(ref: Ref, step: Step) -> bool:
+    """Whether an operand has one number for all columns of a row, where others have one each."""
+    alone = step.axes[-1:] == ("L",) or not step.axes
+    return bool(ref.index) and not alone and ref.index[-1] != step.index[-1]
 
 
 def _split(packed: Array, count: int) -> Array:

@@ -110,7 +110,9 @@ def _of_gguf(path: str, dtype: np.dtype[Any]) -> LanguageModel:
             f"{key}_token": said.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos")
         }
         special = {
-            name: tokenizer.name(number) for name, number in named.items() if _ids(number, config)
+            name: tokenizer.name(one)
+            for name, number in named.items()
+            for one in _ids(number, config)
         }
         template = Template(path, text, special)
     return LanguageModel(path, config, stack, tokenizer, ends, template)

@@ -12,7 +12,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.compute.evaluation import Run as Evaluation
 from regard.compute.positioned import Rotation
-from regard.errors import LabelError
+from regard.errors import LabelError, OptionError
 from regard.explanation.build import explain_problem
 from regard.explanation.labels import as_index
 from regard.explanation.trace import Trace
@@ -27,32 +27,38 @@ if TYPE_CHECKING:
 
 def one_layer(run: Run, layer: int, head: int | None, options: dict[str, Any]) -> Explanation:
     """Every step of the attention of one layer, from the rows that its norm makes."""
-    config = run.model.config
+    config, state = run.model.config, run.states
     number = counted("layer", layer, config.layers)
+    if not state:
+        raise OptionError("the states of this run were not kept; run a shorter text, as a whole")
     own = run.model.stack.layers[number]
-    values = own.before({"embeddings": run.states[number][None]})
+    values = own.before({"embeddings": state[number][None]})
     rows = values["attention_input" if "attention_input" in values else "embeddings"][0]
-    given, heads = dict(own.given), config.heads
+    parts: dict[str, Any] = {
+        name: own.given[name]
+        for name in (f"{kind}_{letter}" for letter in "qkvo" for kind in "Wb")
+        if name in own.given
+    }
     which = f"layer {number} of {config.layers}, counted from 0"
-    parts = {name: given[name] for name in given if name[:2] in ("W_", "b_") and name[2:] in "qkvo"}
     if head is None:
-        parts |= {"heads": heads, "key_heads": config.key_heads}
+        parts |= {"heads": config.heads, "key_heads": config.key_heads}
     else:
-        one = counted("head", head, heads)
-        which = f"layer {number} of {config.layers}, head {one} of {heads}, from 0"
-        parts = {
-            name: array[
-                ..., _columns(name[2:], one, config.heads // config.key_heads, config.head_width)
-            ]
-            for name, array in parts.items()
-            if name[2:] != "o"
-        }
+        one, group = counted("head", head, config.heads), config.heads // config.key_heads
+        which = f"layer {number} of {config.layers}, head {one} of {config.heads}, from 0"
+        for name in parts.keys() & {"W_o", "b_o"}:
+            del parts[name]
+        for name, array in parts.items():
+            start = config.head_width * (one if name.endswith("q") else one // group)
+            parts[name] = array[..., start : start + config.head_width]
+    parts |= {"scale": config.scale, "softcap": config.softcap, "causal": config.family.causal}
+    if (left := config.windows[number]) is not None:
+        parts["window"] = (left, 0)
     problem = Problem(
         title=run.text,
         note=f"A {config.kind} model: {which}. The embeddings are what the layer's norm made.",
         embeddings=rows,
         query_labels=run.tokens.labels,
-        **{"causal": config.family.causal, "positions": config.rotary[number]},
+        positions=config.rotary[number],
         **parts,
     )
     return Explanation.of(explain_problem(problem, **options))
@@ -87,7 +93,7 @@ def whole(run: Run) -> Explanation:
         weights, turn = dict(one.given), config.rotary[number]
         if turn is not None:
             turned, more = Rotation(turn, {"query": range(len(ids))}, config.head_width).given()
-            weights |= {**turned, "query_positions": 0, "key_positions": 0}
+            weights |= {**turned, **dict.fromkeys(("query_positions", "key_positions"), ids)}
             sizes |= more
         own = frozenset(weights) | ({"softcap"} & given.keys()) | ({"scale"} & given.keys())
         forms.append(Layer(own, *_rest(one.form)))
@@ -109,11 +115,6 @@ def whole(run: Run) -> Explanation:
 
 def _rest(form: Layer) -> tuple[Any, ...]:
     return form.norm, form.place, form.activation, form.masked, form.default_scale
-
-
-def _columns(letter: str, head: int, group: int, width: int) -> slice:
-    own = head if letter == "q" else head // group
-    return slice(own * width, (own + 1) * width)
 
 
 def counted(what: str, number: Any, count: int) -> int:

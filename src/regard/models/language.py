@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -42,6 +42,19 @@ if TYPE_CHECKING:
     from regard.faces import Explanation
 
     Messages = Sequence[Mapping[str, str]]
+
+    class Writing(TypedDict, total=False):
+        """The options of `generate`."""
+
+        max_new_tokens: int
+        temperature: float
+        top_k: int | None
+        top_p: float | None
+        seed: int
+        stop: str | Sequence[str]
+        stop_at_eos: bool
+        stream: Callable[[str], Any] | None
+
 
 # Hidden states of all layers that a run keeps for its explanations.
 KEPT_STATES = 2**28
@@ -85,7 +98,8 @@ class Memory:
         def attend(number: int, query: Array, key: Array, value: Array) -> Array:
             cache = self.caches[number]
             cache.append(key, value, lengths=lengths)
-            return cache.attend(query, **options)
+            output: Array = cache.attend(query, **options)
+            return output
 
         return attend
 
@@ -207,9 +221,11 @@ class LanguageModel:
         return self.run(text).logits(position)
 
     @overload
-    def generate(self, text: str | Run, **options: Any) -> Generation: ...
+    def generate(self, text: str | Run | Tokens, **options: Unpack[Writing]) -> Generation: ...
     @overload
-    def generate(self, text: Sequence[str], **options: Any) -> list[Generation]: ...
+    def generate(
+        self, text: list[str | Tokens] | tuple[str | Tokens, ...], **options: Unpack[Writing]
+    ) -> list[Generation]: ...
     def generate(
         self,
         text: Any,
@@ -277,14 +293,14 @@ class LanguageModel:
         ]
         return self._written(memory, last, start, writers, most)
 
-    def chat(self, messages: Messages, **options: Any) -> Generation:
+    def chat(self, messages: Messages, **options: Unpack[Writing]) -> Generation:
         """Answer a conversation: messages with "role" and "content", by the model's own template.
 
         Options are those of `generate`.
         """
         return self.generate(self.prompt(messages), **options)
 
-    def prompt(self, messages: Messages) -> Any:
+    def prompt(self, messages: Messages) -> Tokens:
         """The tokens of a conversation as the model was trained to read it."""
         if self.template is None:
             raise OptionError(f"{safe_text(self.path, 200)} has no chat template; use generate")

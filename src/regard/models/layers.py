@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class OneLayer:
     given: Mapping[str, Array]
     before: Program
     after: Program
-    names: tuple[str, str, str]  # the steps that attention reads
+    names: tuple[str, ...]  # the steps that attention reads
 
     def __call__(self, x: Array, attend: Callable[[Array, Array, Array], Array]) -> Array:
         """The next hidden states (B, L, M)."""
@@ -77,14 +78,14 @@ class Stack:
         """The input of each layer in turn, then the output of the last."""
         yield x
         for number, one in enumerate(self.layers):
-            x = one(x, lambda *qkv, number=number: attend(number, *qkv))
+            x = one(x, partial(attend, number))
             yield x
 
     def run(self, x: Array, attend: Attend) -> Array:
         """The output of the last layer."""
-        for last in self.states(x, attend):
-            pass
-        return last
+        for number, one in enumerate(self.layers):
+            x = one(x, partial(attend, number))
+        return x
 
     def logits(self, hidden: Array) -> Array:
         """How likely each token is next, (…, V), for states of the last layer (…, M)."""
@@ -123,7 +124,7 @@ class Reader:
 
     def stack(self) -> Stack:
         """All weights."""
-        config, tables = self.config, {}
+        config, tables = self.config, dict[str, Array]()
         width = config.width
         for name, rows in (
             ("token_table", config.vocabulary),
@@ -150,8 +151,11 @@ class Reader:
 
     def _numbers(self) -> dict[str, Array]:
         config = self.config
-        numbers = {"model_width": config.width, "width": config.head_width}
-        numbers |= {"epsilon": config.epsilon}
+        numbers = {
+            "model_width": config.width,
+            "width": config.head_width,
+            "epsilon": config.epsilon,
+        }
         return {name: np.asarray(float(number)) for name, number in numbers.items()}
 
     def _norm(self, name: str, symbol: str) -> tuple[Layer, Mapping[str, Array], Program]:

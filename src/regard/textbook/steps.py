@@ -448,9 +448,7 @@ def _declare_merging(book: Builder) -> None:
     if "b_o" not in book.given:
         book.step("projected_output", "R", f"L {out}", "dot", *factors)
         return
-    product = book.step(
-        "output_products", "R′", f"L {out}", "dot", *factors, latex="R'"
-    )
+    product = book.step("output_products", "R′", f"L {out}", "dot", *factors, latex="R'")
     book.give("b_o", "b_o", out, latex="b_{o}")
     book.step("projected_output", "R", f"L {out}", "add", product, "b_o")
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -208,9 +208,8 @@ def tokenizer_of_gguf(path: str, said: Mapping[str, Any], rows: int) -> Tokenize
         tokens, merges, kinds = (
             said.get(f"tokenizer.ggml.{key}") for key in ("tokens", "merges", "token_type")
         )
-        for key, one, each in (("tokens", tokens, str), ("merges", merges, str)):
-            if not isinstance(one, list) or not all(isinstance(x, each) for x in one):
-                raise ProblemError(f"tokenizer.ggml.{key} is not a list of texts")
+        if not (_texts(tokens) and _texts(merges)):
+            raise ProblemError("tokenizer.ggml.tokens and .merges are not two lists of texts")
         if not isinstance(kinds, list) or len(kinds) != len(tokens):
             raise ProblemError(
                 "tokenizer.ggml.token_type does not have one number for each of "
@@ -226,6 +225,10 @@ def tokenizer_of_gguf(path: str, said: Mapping[str, Any], rows: int) -> Tokenize
                     single=f"{first} $A", special_tokens=[(first, start)]
                 )
     return Tokenizer(path, library, rows, 0, False)
+
+
+def _texts(found: Any) -> TypeGuard[list[str]]:
+    return isinstance(found, list) and all(isinstance(one, str) for one in found)
 
 
 def _byte_pairs(
