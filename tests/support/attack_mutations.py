@@ -217,12 +217,24 @@ def _safetensors(data: bytes, dice: Dice) -> bytes:
     return struct.pack("<Q", claimed) + header + rest
 
 
+def _gguf(data: bytes, dice: Dice) -> bytes:
+    """Other counts, lengths and types in the header, or other bytes anywhere."""
+    if dice.random() < 0.3:
+        return _bytes(data, dice)
+    at = dice.randrange(min(len(data), 12_000))
+    size = dice.choice(["<I", "<Q"])
+    number = dice.choice([0, 1, 2, 3, 2**31, len(data), dice.randrange(2**32)])
+    number = dice.choice([number, number, 2**62, 2**64 - 1]) if size == "<Q" else number
+    return data[:at] + struct.pack(size, number) + data[at + struct.calcsize(size) :]
+
+
 KINDS: dict[str, list[Callable[[bytes, Dice], bytes]]] = {
     "json": [_json, _json, _tokens],
     "toml": [_tokens],
     "npz": [_npz],
     "npy": [_npy],
     "safetensors": [_safetensors],
+    "gguf": [_gguf],
     "text": [_tokens],
 }
 

@@ -28,7 +28,7 @@ from regard.cli.frame import (
     refuse_without,
     saved,
 )
-from regard.errors import LabelError, OptionError, ProblemError, ShapeError, safe_text
+from regard.errors import LabelError, OptionError, ProblemError, Setting, ShapeError, safe_text
 from regard.views.screen import console
 
 if TYPE_CHECKING:
@@ -143,7 +143,9 @@ def explain(  # more than 80 lines, because a signature declares the options of 
     seed: int | None = option("N", "With --text: random seed (0)."),
     heads: int | None = option("N", "With --text: number of heads."),
     causal: bool = flag("--causal", "With --text: no word attends to a later one."),
-    model: str | None = option("DIR", "With --text: explain the encoder in this directory."),
+    model: str | None = option(
+        "DIR", "With --text: explain the model in this directory or GGUF file."
+    ),
     layer: int | None = option("N", "With --model: explain this layer, from 0, not an overview."),
     truncate: bool = flag("--truncate", "With --model: cut a text that is too long."),
     save: str | None = option("FILE", "Save the problem (.toml, .json or .npz)."),
@@ -175,6 +177,12 @@ def explain(  # more than 80 lines, because a signature declares the options of 
         encoder, words = read_model(model, source, text, kind, random)
         if layer is None:
             _refuse_for_overview(wanted, target)
+            if not hasattr(encoder, "overview"):
+                raise OptionError(
+                    f"{safe_text(model, 60)} is a language model; say which layer to explain, "
+                    "such as ",
+                    Setting("layer", 0),
+                )
             _show_overview(encoder.overview(words, truncate=truncate), as_json, digits)
             return
         explained = encoder.explain(words, layer, head, truncate=truncate).problem

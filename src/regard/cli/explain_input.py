@@ -13,7 +13,7 @@ from regard.cli.frame import refuse_without
 from regard.errors import OptionError, ProblemError, safe_text
 
 if TYPE_CHECKING:
-    from regard.models import Encoder
+    from regard.models import Encoder, LanguageModel
     from regard.problems.problem import Problem
 
 
@@ -36,7 +36,7 @@ def files_read(source: str | None, model: str | None) -> list[str | int]:
 
 def read_model(
     directory: str, source: str | None, text: str | None, kind: str | None, own: Mapping[str, Any]
-) -> tuple[Encoder, str]:
+) -> tuple[Encoder | LanguageModel, str]:
     """The model in a directory and what it is to read."""
     from regard.models import load
 

@@ -47,12 +47,19 @@ def generate(
         sys.stdout.write("\n".join(safe_text(line) for line in piece.split("\n")))
         sys.stdout.flush()
 
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     prompt = loaded.prompt([{"role": "user", "content": text}]) if chat else text
     if not chat:
         write(text)
         first.clear()
-    made = loaded.generate(prompt, max_new_tokens=max_new_tokens, stream=write, **options)
+    made = loaded.generate(
+        prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stream=write,
+    )
     typer.echo()
     ended, count = time.perf_counter(), len(made.tokens)
     start = first[0] if first else ended

@@ -1,7 +1,7 @@
 """Models from local files, run in NumPy: no framework, no network, no pickles.
 
 `load(path)` reads a model of one of the `FAMILIES`: a directory as transformers saves it, or a GGUF
-file. Of an encoder it returns an `Encoder`: `encode` gives sentence embeddings; of a decoder a
+file. An encoder becomes an `Encoder`: `encode` gives sentence embeddings. A decoder becomes a
 `LanguageModel`: `generate` writes on after a text. Both explain every step of a head.
 """
 

@@ -5,7 +5,9 @@ Owns which arrays the declared steps are given. Must not know how steps are expl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,21 +20,31 @@ from regard.explanation.labels import as_index
 from regard.explanation.trace import Trace
 from regard.faces import Explanation
 from regard.masks import Causal
+from regard.models.layers import Stack
+from regard.models.text.tokenizer import Tokens
 from regard.problems.problem import Problem
 from regard.textbook.block import Layer, model
 
-if TYPE_CHECKING:
-    from regard.models.language import Run
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A text that a model has read: its tokens, and the input of each layer if it was kept."""
+
+    stack: Stack
+    text: str
+    tokens: Tokens
+    names: Callable[[int], str]  # how the vocabulary spells a token
+    states: tuple[Array, ...]
 
 
-def one_layer(run: Run, layer: int, head: int | None, options: dict[str, Any]) -> Explanation:
+def one_layer(read: Read, layer: int, head: int | None, options: dict[str, Any]) -> Explanation:
     """Every step of the attention of one layer, from the rows that its norm makes."""
-    config, state = run.model.config, run.states
+    config = read.stack.config
     number = counted("layer", layer, config.layers)
-    if not state:
+    if not read.states:
         raise OptionError("the states of this run were not kept; run a shorter text, as a whole")
-    own = run.model.stack.layers[number]
-    values = own.before({"embeddings": state[number][None]})
+    own = read.stack.layers[number]
+    values = own.before({"embeddings": read.states[number][None]})
     rows = values["attention_input" if "attention_input" in values else "embeddings"][0]
     parts: dict[str, Any] = {
         name: own.given[name]
@@ -54,20 +66,20 @@ def one_layer(run: Run, layer: int, head: int | None, options: dict[str, Any]) -
     if (left := config.windows[number]) is not None:
         parts["window"] = (left, 0)
     problem = Problem(
-        title=run.text,
+        title=read.text,
         note=f"A {config.kind} model: {which}. The embeddings are what the layer's norm made.",
         embeddings=rows,
-        query_labels=run.tokens.labels,
+        query_labels=read.tokens.labels,
         positions=config.rotary[number],
         **parts,
     )
     return Explanation.of(explain_problem(problem, **options))
 
 
-def whole(run: Run) -> Explanation:
+def whole(read: Read) -> Explanation:
     """Every step from the tokens to the logits, by the textbook, in float64."""
-    stack, config = run.model.stack, run.model.config
-    ids = run.tokens.ids
+    stack, config = read.stack, read.stack.config
+    ids, names = read.tokens.ids, read.names
     numbers = np.unique(ids)
     table = stack.tables["token_table"]
     given: dict[str, Array] = {
@@ -105,12 +117,11 @@ def whole(run: Run) -> Explanation:
     steps = model(tuple(forms), frozenset(extra), form)
     inputs = {step.name: np.asarray(given[step.name]) for step in steps if step.op == "given"}
     evaluation = Evaluation(steps, inputs, sizes, dtype=np.dtype(np.float64), rules=Causal())
-    labels = dict.fromkeys("LS", run.tokens.labels)
-    labels["X"] = tuple(run.model.tokenizer.name(int(number)) for number in numbers)
-    names = run.model.tokenizer.name
+    labels = dict.fromkeys("LS", read.tokens.labels)
+    labels["X"] = tuple(names(int(number)) for number in numbers)
     labels["V"] = tuple(names(number) for number in range(config.vocabulary))
     note = f"A {config.kind} model of {config.layers} layers, every step from tokens to logits."
-    return Explanation.of(Trace(evaluation, run.text, note, labels))
+    return Explanation.of(Trace(evaluation, read.text, note, labels))
 
 
 def _rest(form: Layer) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from regard.compute.kv_cache import KVCache
 from regard.errors import DtypeError, OptionError, safe_text
 from regard.explanation.labels import as_index
 from regard.models.architecture import Architecture
+from regard.models.explaining import Read, one_layer, whole
 from regard.models.generation import (
     MOST_CANDIDATES,
     Candidate,
@@ -140,11 +141,9 @@ class Run:
         The steps of layer 2 are then called `2.scores` and so on, from `embeddings` to `logits`;
         all are computed in float64 when they are asked for.
         """
-        from regard.models import explaining
-
-        if layer is None:
-            return explaining.whole(self)
-        return explaining.one_layer(self, layer, head, options)
+        names = self.model.tokenizer.name
+        read = Read(self.model.stack, self.text, self.tokens, names, self.states)
+        return whole(read) if layer is None else one_layer(read, layer, head, options)
 
     def _at(self, position: int) -> int:
         at = as_index("position", position)
@@ -172,15 +171,15 @@ class LanguageModel:
         """The type of all numbers."""
         return self.stack.dtype
 
-    def tokens(self, text: str) -> Tokens:
+    def tokens(self, text: str, *, truncate: bool = False) -> Tokens:
         """The tokens of a text with their ids."""
-        return self.tokenizer([_text(text)], self.config.longest, _CONTEXT)[0]
+        return self.tokenizer([_text(text)], self.config.longest, _CONTEXT, truncate=truncate)[0]
 
     def token(self, number: int) -> str:
         """The text of a token, or its name if it has none."""
         return self.tokenizer.text([number]) or self.tokenizer.name(number)
 
-    def run(self, text: str | Tokens, *, after: Run | None = None) -> Run:
+    def run(self, text: str | Tokens, *, after: Run | None = None, truncate: bool = False) -> Run:
         """Read a text, from the beginning or after what an earlier run has read.
 
         Parameters
@@ -188,6 +187,8 @@ class LanguageModel:
         text : str, or Tokens
         after : Run, optional
             Its keys and values are kept, not computed again.
+        truncate : bool
+            Cut a text that is too long; otherwise it is an error.
 
         Returns
         -------
@@ -199,7 +200,7 @@ class LanguageModel:
         OptionError
             If the text has more tokens than the model takes.
         """
-        tokens, said = self._tokens(text), text if isinstance(text, str) else ""
+        tokens, said = self._tokens(text, truncate), text if isinstance(text, str) else ""
         start = 0 if after is None else len(after.tokens)
         self._check_length(start + len(tokens))
         memory = Memory.empty(self.stack) if after is None else after.memory
@@ -219,6 +220,18 @@ class LanguageModel:
     def logits(self, text: str | Tokens, position: int | None = -1) -> Array:
         """How likely each token is after the one at `position`: (V,); None: of all, (L, V)."""
         return self.run(text).logits(position)
+
+    def explain(
+        self,
+        text: str,
+        layer: int,
+        head: int | None = None,
+        *,
+        truncate: bool = False,
+        **options: Unpack[ProblemOptions],
+    ) -> Explanation:
+        """Every step of the attention of one layer, for one text; see `Run.explain`."""
+        return self.run(text, truncate=truncate).explain(layer, head, **options)
 
     @overload
     def generate(self, text: str | Run | Tokens, **options: Unpack[Writing]) -> Generation: ...
@@ -244,7 +257,7 @@ class LanguageModel:
         Parameters
         ----------
         text : str, or Run, or a sequence of str
-            Of a run, keys and values are kept, not computed again. Several texts are computed
+            The keys and values of a run are used, not computed again. Several texts are computed
             together, each as if it were alone.
         max_new_tokens : int
         temperature : float
@@ -308,12 +321,12 @@ class LanguageModel:
 
     # --- inside --------------------------------------------------------------------------------
 
-    def _tokens(self, text: Any) -> Tokens:
+    def _tokens(self, text: Any, truncate: bool = False) -> Tokens:
         if isinstance(text, Tokens):
             tokens = self.tokenizer.of_ids(text.ids)
             return replace(tokens, labels=text.labels)
         if isinstance(text, str):
-            return self.tokens(text)
+            return self.tokens(text, truncate=truncate)
         return self.tokenizer.of_ids(as_integers("text", text, "a string, or ids of tokens"))
 
     def _check_length(self, length: int) -> None:
