@@ -15,7 +15,7 @@ from regard.explanation.derivation import verdict
 from regard.explanation.notation import format_number
 from regard.explanation.questions import Statistics
 from regard.explanation.trace import Trace
-from regard.views import gradient_words, mechanism_words
+from regard.views import block_words, gradient_words, mechanism_words
 from regard.views.head_view import Head, heads
 
 # exp of anything larger is infinite in float64.
@@ -78,12 +78,23 @@ MEANINGS = {
 }
 
 
+def words_of_model(step: str) -> str | None:
+    """The words for a step of a model: of its block, or those that attention has for it."""
+    if step in _WORDS:
+        return None
+    plain = step.rpartition(".")[2]
+    parts = ("dot", "softmax")
+    words = block_words.sentence(step) or MEANINGS.get(plain)
+    return words or mechanism_words.sentence(parts, plain)
+
+
 def sentences(own: Head, step: str) -> tuple[str, ...]:
     """The words for one step of one head."""
     declared = own.source.steps[step]
     if declared.phase != "forward":
         return gradient_words.sentences(declared, own.source.steps)
     words = mechanism_words.sentence(own.explanation.mechanism, step) or MEANINGS.get(step)
+    words = words or words_of_model(step)
     if words:
         return (words,)
     return tuple(_WORDS[step](own, step))
