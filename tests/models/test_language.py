@@ -273,6 +273,7 @@ def test_a_hostile_template_is_stopped(tmp_path, template, says):
         ({"num_hidden_layers": 3}, "there is no tensor model.layers.2.input_layernorm.weight"),
         ({"num_hidden_layers": 1}, "has 9 tensors that a model of the type llama does not"),
         ({"rope_parameters": {"rope_type": "else", "rope_theta": 1.0}}, "else"),
+        ({"head_dim": 5}, "features are turned in pairs"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"auto_map": {"AutoModel": "x.py"}}, "auto_map"),
     ],

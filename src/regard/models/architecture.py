@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from regard.boundary.parse import as_integer, as_number, either, shown
-from regard.errors import OptionError, ProblemError, safe_text
+from regard.errors import ProblemError, RegardError, safe_text
 from regard.positions import Rotary
 from regard.textbook.block import Layer
 
@@ -235,6 +235,7 @@ def describe(table: Mapping[str, Any]) -> Architecture:
         raise ProblemError(
             f"num_attention_heads {heads} is not a multiple of num_key_value_heads {key_heads}"
         )
+    head_width = size("head_dim", default=width // heads) if family.rotary else width // heads
     name, activation = given("hidden_act", family.activation)
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ProblemError(
@@ -260,7 +261,7 @@ def describe(table: Mapping[str, Any]) -> Architecture:
         layers,
         heads,
         key_heads,
-        size("head_dim", default=width // heads) if family.rotary else width // heads,
+        head_width,
         width,
         inner=size("intermediate_size", default=4 * width if kind == "gpt2" else None),
         vocabulary=size("vocab_size"),
@@ -271,17 +272,20 @@ def describe(table: Mapping[str, Any]) -> Architecture:
         positions=learned,
         types=size("type_vocab_size", default=2) if "types_table" in family.tensors else 0,
         padding=padding,
-        rotary=tuple(_rotary(table, layers)) if family.rotary else (None,) * layers,
+        rotary=tuple(_rotary(table, layers, head_width)) if family.rotary else (None,) * layers,
         windows=(None,) * layers,
     )
 
 
-def _rotary(table: Mapping[str, Any], layers: int) -> list[Rotary | None]:
+def _rotary(table: Mapping[str, Any], layers: int, width: int) -> list[Rotary | None]:
     if table.get("rope_theta") is None and table.get("rope_parameters") is None:
         table = {**table, "rope_theta": 10000.0}  # of configurations that are older than the field
     try:
         found = [Rotary.from_config(table, layer) for layer in range(layers)]
-    except (OptionError, TypeError) as error:
+        for one in found:
+            if one is not None:
+                one.fits(width, (0, 0, 0))
+    except RegardError as error:
         raise ProblemError(safe_text(error, 400)) from None
     for one in found:
         if one is not None and one.depends_on_length:
