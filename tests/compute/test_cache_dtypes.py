@@ -282,9 +282,9 @@ def test_so_are_those_over_the_keys_of_a_real_model(monkeypatch):
     found = []
     attend = Batch.attend
 
-    def seen(batch: Any, *given: np.ndarray) -> Any:
+    def seen(batch: Any, number: int, *given: np.ndarray) -> Any:
         found.append(errors(*given))
-        return attend(batch, *given)
+        return attend(batch, number, *given)
 
     monkeypatch.setattr(Batch, "attend", seen)
     regard.models.load(str(get_model_path())).encode(text * 3)

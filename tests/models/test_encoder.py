@@ -279,13 +279,18 @@ def test_what_makes_sentences_must_be_well_formed(tmp_path, file, content, says)
 
 def test_an_explanation_of_all_heads_ends_in_what_the_layer_adds(encoder):
     states = encoder.hidden_states(TEXT)
-    for number, layer in enumerate(encoder.weights.layers):
+    for number, layer in enumerate(encoder.stack.layers):
         explanation = encoder.explain(TEXT, number)
         assert explanation.names.along("L")[2] == "cat"
         np.testing.assert_array_equal(explanation.steps["embeddings"].value, states[number])
-        added = layer.attention_norm(explanation.output + states[number])
-        after = layer.output_norm(layer.outer(layer.activation(layer.inner(added))) + added)
-        np.testing.assert_allclose(after, states[number + 1], rtol=0, atol=TOLERANCE[np.float64])
+        after = layer.after(
+            {"embeddings": states[number][None], "output": explanation["output"].value[None]}
+        )
+        for found, wanted in (
+            (after["projected_output"][0], explanation.output),
+            (after["hidden"][0], states[number + 1]),
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE[np.float64])
 
 
 def test_one_head_is_that_part_of_all_heads(encoder):

@@ -20,8 +20,10 @@ ACTIVATIONS = {
     **{"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
 }
-# Above these, a configuration lies; a layer's weights are checked against the file anyway.
-MAX_LAYERS, MAX_SIZE = 2**12, 2**26
+# Sizes are checked against the tensors before memory is allocated; layers take time at once.
+MAX_LAYERS = 2**12
+# Where null means the usual value.
+_MAY_BE_NULL = {"n_inner", "num_key_value_heads", "head_dim"}
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ class Names:
     whole: Mapping[str, str]
     of_layer: Mapping[str, str]  # with {} for the number of the layer
     turned: bool = False  # whether matrices are stored (in, out)
+    said: str = "config.json"  # what requires them
 
 
 @dataclass(frozen=True)
@@ -208,19 +211,16 @@ def describe(table: Mapping[str, Any]) -> Architecture:
 
     def given(key: str, default: Any = None) -> tuple[str, Any]:
         key = family.keys.get(key, key)
-        value = table.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise ProblemError(f"has no {key}")
-        return key, value
+        value = table.get(key, default)
+        if value is None and (key not in table or default is None):
+            raise ProblemError(f"has no {key}" if key not in table else f"{key} is nothing")
+        return key, default if value is None and key in _MAY_BE_NULL else value
 
     def size(key: str, least: int = 1, default: Any = None) -> int:
         key, value = given(key, default)
         number = as_integer(key, value)
-        if not least <= number <= MAX_SIZE:
-            at_most = f", and at most {MAX_SIZE}" if number > MAX_SIZE else ""
-            raise ProblemError(f"{key} is {number}; it must be {least} or more{at_most}")
+        if number < least:
+            raise ProblemError(f"{key} is {number}; it must be {least} or more")
         return number
 
     width, heads, layers = (
@@ -384,7 +384,9 @@ def names_of(config: Architecture, tensors: Collection[str], *, gguf: bool = Fal
     family = config.family
     if gguf:
         of_layer = {name: f"blk.{{}}.{_GGUF_LAYER[name]}" for name in family.of_layer}
-        return Names({name: _GGUF_WHOLE[name] for name in family.tensors}, of_layer)
+        return Names(
+            {name: _GGUF_WHOLE[name] for name in family.tensors}, of_layer, said="the header"
+        )
     words = f"{family.tensors['token_table']}.weight"
     prefix = family.prefix if family.prefix + words in tensors else ""
     whole = {name: prefix + own for name, own in family.tensors.items()}

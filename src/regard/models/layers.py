@@ -224,16 +224,19 @@ class Reader:
         """The tensor of that name with one of the endings."""
         names = [f"{name}.{ending}" for ending in endings]
         tensor = next((self.tensors[one] for one in names if one in self.tensors), None)
-        what = f"the configuration and model_type {self.config.kind} require"
+        said = self.names.said
         if tensor is None:
             with about(self.place):
                 raise ProblemError(
-                    f"there is no tensor {' or '.join(names)} of shape {shape}, which {what}"
+                    f"there is no tensor {' or '.join(names)} of shape {shape}, which {said} and "
+                    f"model_type {self.config.kind} require"
                 )
         own = safe_text(tensor.name, 120)
         with about(tensor.path):
             if tensor.shape != shape:
-                raise ProblemError(f"{own} has the shape {tensor.shape}, but {what} {shape}")
+                raise ProblemError(
+                    f"{own} has the shape {tensor.shape}, but {said} requires {shape}"
+                )
             self.used.add(tensor.name)
             numbers = read_tensor(tensor, self.dtype)
             if self.config.family.causal and not np.isfinite(numbers).all():
