@@ -496,14 +496,14 @@ def test_a_vocabulary_needs_the_special_tokens_and_settings_their_kind(tmp_path)
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"model_type": "gpt2"}, '"gpt2", which is not supported; supported are'),
+        ({"model_type": "t5"}, '"t5", which is not supported; supported are'),
         ({"model_type": None}, "bert, camembert, distilbert, roberta, xlm-roberta"),
         ({"model_type": ["bert"]}, "a list of 1"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "never run"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is a table"),
         ({"position_embedding_type": "relative_key"}, 'it must be "absolute"'),
         ({"is_decoder": True}, "is_decoder is true"),
-        ({"hidden_act": "swish"}, 'hidden_act is "swish"; it must be "gelu"'),
+        ({"hidden_act": "tanh"}, 'hidden_act is "tanh"; it must be "gelu"'),
         ({"hidden_size": None}, "has no hidden_size"),
         ({"hidden_size": "12"}, "hidden_size must be a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
