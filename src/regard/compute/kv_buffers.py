@@ -145,16 +145,18 @@ def _axes(axes: tuple[Any, ...]) -> str:
     return f"({', '.join(map(str, axes))})"
 
 
-def alike_rows(buffers: tuple[Array, Array], *given: Any) -> bool:
-    """Whether key and value are plain arrays that the buffers take without a change."""
-    for array, buffer in zip(given, buffers, strict=True):
-        if type(array) is not np.ndarray or array.ndim != buffer.ndim or array.ndim < 2:
-            return False
+def plain_rows(
+    buffers: tuple[Array, Array] | None, key: Any, value: Any
+) -> tuple[Array, Array] | None:
+    """Key and value, if they are plain arrays that the buffers take without a change."""
+    for array, buffer in zip((key, value), buffers or (None, None), strict=True):
+        if type(array) is not np.ndarray or buffer is None or array.ndim != buffer.ndim:
+            return None
         if array.dtype != buffer.dtype or buffer.dtype.kind != "f":
-            return False
+            return None
         if array.shape[:-2] != buffer.shape[:-2] or array.shape[-1] != buffer.shape[-1]:
-            return False
-    return bool(given[0].shape[-2] == given[1].shape[-2])
+            return None
+    return (key, value) if key.shape[-2] == value.shape[-2] else None
 
 
 def as_rows(name: str, array: Array, dtype: np.dtype[Any] | None, count: Count) -> Array:

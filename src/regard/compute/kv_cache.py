@@ -17,7 +17,6 @@ from regard.compute import dispatch, native, quantized
 from regard.compute.kv_buffers import (
     CHUNK,
     alike,
-    alike_rows,
     as_counts,
     as_dtype,
     as_floats,
@@ -28,6 +27,7 @@ from regard.compute.kv_buffers import (
     most_of,
     move,
     numbers_of,
+    plain_rows,
     rules_of,
     shown,
     tokens_of,
@@ -147,12 +147,13 @@ class KVCache:
         DtypeError
             If their dtype differs from that of the first call, and the cache has no `dtype`.
         """
-        if lengths is None and self._buffers is not None and alike_rows(self._buffers, key, value):
+        fits = None if lengths is not None else plain_rows(self._buffers, key, value)
+        if fits is not None and self._buffers is not None:
             # The usual call of a model: one more token, like those before, for which there is room.
-            more = int(key.shape[-2])
+            more = fits[0].shape[-2]
             if most_of(self._end - self._start + more) <= self._buffers[0].shape[-2]:
-                rows = [self._turned(key, "key", self._end), value]
-                self._take(rows, self._buffers, self._start, more)
+                turned = self._turned(fits[0], "key", self._end)
+                self._take([turned, fits[1]], self._buffers, self._start, more)
                 return
         arrays = {"key": as_floats("key", key), "value": as_floats("value", value)}
         with naming_shapes(**arrays):
