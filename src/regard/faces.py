@@ -386,6 +386,8 @@ class Explanation(Trace):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """What a notebook shows: the report in a frame of its own, and the plain text."""
+        if "scores" not in self.steps:  # of a whole model
+            return {"text/plain": repr(self)}
         from regard.views import report
 
         return {"text/html": report.frame(self), "text/plain": repr(self)}

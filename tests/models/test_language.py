@@ -68,6 +68,15 @@ def GIVEN(explanation):
     return {name for name, step in explanation.steps.items() if step.given}
 
 
+def test_a_page_is_of_one_attention_and_a_whole_model_has_steps_only(model):
+    whole = model.run("the cat").explain()
+    assert "logits" in repr(whole)
+    assert repr(whole["1.scores"]).startswith("1.scores  A⁽¹⁾ = ")
+    with pytest.raises(OptionError, match="explain one layer"):
+        whole.to_html()
+    assert "<html" in model.run("the cat").explain(1).to_html()
+
+
 def test_a_layer_alone_is_explained_as_in_the_whole(model):
     run = model.run(TEXT)
     whole = run.explain()

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import compress, product
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from regard.errors import OptionError
 from regard.textbook.loss import continued
 from regard.textbook.steps import Ref, Step, textbook
 
@@ -58,6 +59,8 @@ class Form(NamedTuple):
 def form_of(explanation: Trace) -> Form:
     """The form that an explanation has."""
     source = explanation.source
+    if "scores" not in source.steps:
+        raise OptionError("a page shows one attention, not a whole model; explain one layer of it")
     axes = source.steps["scores"].axes
     masked = {"visible" in source.steps, False}
     if "bias" in source.steps:
