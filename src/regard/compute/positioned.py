@@ -112,6 +112,12 @@ class Rotation:
     def of_tokens(cls, positions: Rotary, rows: Array, side: str, first: Any) -> Array:
         """Turned rows (…, H, L, D), (L, D) or (D,) of consecutive tokens from each `first` on."""
         positions.fits(rows.shape[-1], (0, 0, 0))
+        if isinstance(first, int) and rows.ndim > 2 and _turns_at_once(positions, rows):
+            made, places = np.empty(rows.shape, rows.dtype), range(first, first + rows.shape[-2])
+            own = positions.frequencies_of(rows.shape[-1], 0)
+            turn = rows, made, *rotary.table(own, positions.factor, places)
+            turn_rows([turn], interleaved=positions.interleaved)
+            return made
         whole = rows if rows.ndim > 2 else rows.reshape((1,) * (3 - rows.ndim) + rows.shape)
         turn = cls(positions, {side: _consecutive(first, whole.shape[-2])}, rows.shape[-1])
         return turn.turned({side: whole})[side].reshape(rows.shape)
@@ -253,6 +259,12 @@ def _largest(places: Places) -> float:
 
 def _numbers(places: Places) -> Array:
     return np.arange(places.start, places.stop) if isinstance(places, range) else places
+
+
+def _turns_at_once(positions: Rotary, rows: Array) -> bool:
+    """Whether there is nothing to convert, and no length to look at."""
+    dtype = rows.dtype
+    return dtype.kind == "f" and dtype.isnative and not positions.depends_on_length
 
 
 # Fewer numbers than this are turned before another thread has begun.
