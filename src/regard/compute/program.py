@@ -61,7 +61,7 @@ class Program:
                 return self._product(step)
             case "row_dot":
                 second = step.operands[1].step
-                return lambda values: np.einsum("...i,...i->...", values[first], values[second])
+                return lambda values: np.vecdot(values[first], values[second])
             case "sum":
                 return lambda values: np.add.reduce(values[first], axis=-1)
             case "same":
@@ -83,6 +83,8 @@ class Program:
 
         def product(values: Values) -> Array:
             x = values[name]
+            if len(x) == 1:
+                return np.matmul(x, weight)
             flat = x.reshape(-1, x.shape[-1]) @ weight
             return flat.reshape(*x.shape[:-1], width)
 
@@ -93,6 +95,8 @@ class Program:
         value: Any = OPERATIONS[step.op].value
         if step.op == "divide" and self.given.get(step.operands[1].step, np.zeros(1)).all():
             value = np.divide  # without a look for 0 / 0
+        elif step.op == "add" and len(step.operands) == 2:
+            value = np.add
         dtype, compute = self.dtype, value
         if not isinstance(value, np.ufunc):  # it may have computed in float64
 
