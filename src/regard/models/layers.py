@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.boundary.files import about
 from regard.compute.program import Program
 from regard.errors import ProblemError, safe_text
 from regard.models.architecture import Architecture, Names
 from regard.models.files.tensors import Tensor, read_tensor
-from regard.boundary.files import about
 from regard.textbook.block import Layer, layer, norm
 from regard.textbook.operations import OPERATIONS
 
