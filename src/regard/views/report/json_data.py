@@ -10,6 +10,7 @@ import base64
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import astuple
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +39,7 @@ from regard.textbook.operations import OPERATIONS
 from regard.textbook.steps import LETTERS, Step
 from regard.views import story
 from regard.views.head_view import Head
+from regard.views.picture import picture
 from regard.views.report.plan import Plan, pooled
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ def page_data(explanations: Mapping[str, Trace], plan: Plan, digits: int) -> Dat
         "declarations": data.declarations.items,
         "labelSets": data.label_sets.items,
         "sentences": data.sentences.items,
+        "pictures": data.pictures.items,
     }
     used = dict.fromkeys(declared[3] for declared in data.declarations.items)
     data.content["operations"] = {name: _words(OPERATIONS[name]) for name in used}
@@ -83,6 +86,7 @@ class Data:
         self.declarations = Pool(list)
         self.label_sets = Pool(lambda labels: None if labels is None else list(labels))
         self.sentences = Pool(str)
+        self.pictures = Pool(_picture)
         self._bytes = bytearray()
         self._places: dict[tuple[str, bytes], int] = {}
 
@@ -159,6 +163,19 @@ def _declarations(form: Form) -> tuple[list[tuple[str, ...]], dict[str, list[int
     return pool.items, numbers
 
 
+def _picture(form: Form) -> dict[str, Any]:
+    """The picture with every step that a switch or an edit may bring."""
+    every = variants(form)
+    drawn = picture(every[max(bits for bits in every if not bits & ~MASKED)])
+    return {
+        "slices": drawn.slices,
+        **{
+            kind: [[list(astuple(station)) for station in group] for group in groups]
+            for kind, groups in (("wide", drawn.wide), ("narrow", drawn.narrow))
+        },
+    }
+
+
 def _declaration(step: Step) -> tuple[str, ...]:
     """A step in few bytes; `stepOf` in carried.js reads it."""
     operands = " ".join(f"{ref.step}:{','.join(ref.index)}" for ref in step.operands)
@@ -196,6 +213,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
         },
         "alone": "" if "L" in source.sizes else safe_text("".join(shown.labels.get("L", ())), 200),
         "switches": list(form.switches),
+        "picture": data.pictures.number(form),
         "variants": {bits: [places[k] for k in own] for bits, own in numbers.items()},
         "rules": None if own_rules is None else _rule(data, own_rules, explanation.source),
         "positions": [_positions(one) for one in _rows(source.query_positions)],
