@@ -7,7 +7,7 @@ import { pathToFileURL } from "node:url";
 const [folder] = process.argv.slice(2);
 const take = (name) => import(pathToFileURL(`${folder}/${name}.js`));
 const { formatNumber, isRounded, numpyLiteral, parseNumber } = await take("numbers");
-const { asNumpy, asText, derive } = await take("derivation");
+const { asLatex, asNumpy, asText, derive } = await take("derivation");
 const { Carried } = await take("carried");
 const { OPERATIONS } = await take("operations");
 const { descended, learnable, nudge } = await take("descent");
@@ -94,7 +94,7 @@ function everyCell({ content, arrays, switches = [], edits = [], known, texts })
           const cell = [batch, step.name, index, inWords(run.value(step.name, index))];
           if (texts) {
             const why = derive(run, (axis) => book.labels(layer, axis), step.name, index);
-            cell.push(asText(why), asNumpy(why));
+            cell.push(asText(why), asNumpy(why), asLatex(why, 8));
           }
           found.push(cell);
         }

@@ -341,11 +341,12 @@ def test_every_cell_and_every_derivation_reads_as_in_python(name: str) -> None:
         for batch, step, index in cells_of(explanation)
     }
     assert len(found) == len(expected) > 20
-    for batch, step, index, value, text, line in found:
+    for batch, step, index, value, text, line, latex in found:
         why = expected[batch, step, tuple(index)]
         np.testing.assert_equal(received(value), why.value)
         assert text == why.text()
         assert line == why.numpy()
+        assert latex == why.latex()
 
 
 def assert_same_numbers(found: list[Any], explanation: Explanation) -> None:

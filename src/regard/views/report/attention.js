@@ -50,6 +50,9 @@ export function position(index, at, sizes) {
 
 export const isHead = (axis) => axis === "H" || axis === "G";
 
+// The step that is the gradient of another one; undefined if that has none.
+export const gradientOf = (run, name) => [...run.steps.values()].find((step) => step.of === name);
+
 // A step of more numbers than this keeps only its latest rows.
 const MOST_HELD = 1 << 22;
 const ROWS_HELD = 64;

@@ -8,12 +8,13 @@ import { tablesOf } from "./visibility.js";
 const listOf = (text, separator) => (text ? text.split(separator) : []);
 
 // A declared step, as `_declaration` in json_data.py wrote it.
-function stepOf([name, symbol, formula, op, axes, made, running, over, of]) {
+function stepOf([name, symbol, formula, op, axes, made, running, over, of, phase, latex]) {
   const operands = listOf(made, " ").map((ref) => {
     const [step, index] = ref.split(":");
     return { step, index: listOf(index, ",") };
   });
-  return { name, symbol, formula, op, axes: listOf(axes, " "), operands, running, over, of };
+  const words = { name, symbol, formula, latex };
+  return { ...words, op, axes: listOf(axes, " "), operands, running, over, of, phase };
 }
 
 export class Carried {

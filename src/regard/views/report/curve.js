@@ -1,22 +1,12 @@
-// A few numbers as a curve, drawn as SVG. Must not know what they are numbers of, nor the page.
+// A few numbers as a curve, drawn as SVG. Must not know what they are numbers of.
 
+import { svg } from "./elements.js";
 import { formatNumber } from "./numbers.js";
 
 const [WIDTH, HEIGHT] = [340, 150];
 const [LEFT, RIGHT, TOP, BOTTOM] = [58, 10, 12, 26];
 const MOST = 400; // points
 const LEAST = 10; // steps along the axis
-
-// The namespace of SVG, as the parser knows it: no page names an address.
-/** @type {any} */
-const empty = document.createRange().createContextualFragment("<svg/>").firstElementChild;
-
-function svg(name, properties, ...children) {
-  const element = document.createElementNS(empty.namespaceURI, name);
-  for (const [key, value] of Object.entries(properties)) element.setAttribute(key, String(value));
-  element.append(...children);
-  return element;
-}
 
 // The losses before the first step and after each; what is not finite has no point.
 export function curveOf(losses) {

@@ -257,3 +257,43 @@ export function asNumpy({ step, operands, terms, value, hidden }) {
   const word = (_, k) => numpyLiteral(operands[k].value);
   return fill(numpy, word, termsOf({ operands, terms }));
 }
+
+// The arithmetic as one LaTeX equation.
+export function asLatex(derivation, digits) {
+  const { step, labels, operands, value, hidden } = derivation;
+  const sides = [`{${step.latex}}_{${labels.map(latexText).join(", ")}}`, latexNumber(value, digits)];
+  if (operands.length && !hidden) sides.splice(1, 0, latexSide(derivation, digits));
+  return sides.join(" = ");
+}
+
+function latexSide(derivation, digits) {
+  const { step, operands } = derivation;
+  const { latex_numbers: template, total } = step.operation;
+  const word = (kind, k) => {
+    const shown = latexNumber(operands[k].value, digits);
+    return kind === "b" && shown.startsWith("-") ? `(${shown})` : shown;
+  };
+  const { kept, rest } = shownTerms(derivation, MOST_TERMS);
+  const wanted = kept.length ? kept.map((term) => term.operands) : operands.map((_, k) => [k]);
+  const side = fill(template, word, wanted);
+  if (!rest) return side;
+  const size = latexNumber(total === "sum" ? Math.abs(rest.value) : rest.value, digits);
+  if (total !== "sum") return `${side} \\quad ${latexText(`and ${rest.label}`)} \\; ${size}`;
+  return `${side} ${rest.value < 0 ? "-" : "+"} \\underbrace{${size}}_{${latexText(rest.label)}}`;
+}
+
+function latexNumber(value, digits) {
+  const text = formatNumber(value, digits)
+    .replace("−", "-")
+    .replace("∞", "\\infty")
+    .replace("NaN", "\\mathrm{NaN}");
+  if (!/^[-\d].*e/.test(text)) return text;
+  const [mantissa, power] = text.split("e");
+  return `${mantissa} \\cdot 10^{${Number(power)}}`;
+}
+
+const INERT = { "\\": "\\textbackslash{}", "^": "\\textasciicircum{}", "~": "\\textasciitilde{}" };
+
+// Text from outside, in which LaTeX finds nothing to do.
+const latexText = (label) =>
+  `\\text{${cut(label, 80).replace(/[\\^~&%$#_{}]/g, (one) => INERT[one] ?? `\\${one}`)}}`;

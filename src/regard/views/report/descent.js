@@ -2,10 +2,7 @@
 // slope. Must not know the page.
 
 import { formatNumber, parseNumber } from "./numbers.js";
-import { Run, isHead } from "./attention.js";
-
-// The step that is the gradient of another one; undefined if that has none.
-export const gradientOf = (run, name) => [...run.steps.values()].find((step) => step.of === name);
+import { Run, gradientOf, isHead } from "./attention.js";
 
 // The loss; where only the gradient of the result is given, Σ gradient·result, which has the same slopes.
 export function lossOf(run) {

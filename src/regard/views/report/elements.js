@@ -5,6 +5,7 @@ import { cut } from "./derivation.js";
 
 export const find = (selector, root = document) => root.querySelector(selector);
 export const main = find("#steps");
+export const stage = find("#stage");
 export const why = find("#why");
 export const tools = find(".tools");
 export const gallery = find(".gallery");
@@ -26,6 +27,14 @@ export function h(name, ...children) {
 const present = (children) => children.flat(Infinity).filter(Boolean);
 
 export const fill = (element, ...children) => element.replaceChildren(...present(children));
+
+const pen = /** @type {any} */ (document.createElement("canvas").getContext("2d"));
+
+// How many pixels a text is wide.
+export function widthOf(text, size, family = getComputedStyle(stage).fontFamily) {
+  pen.font = `${size}px ${family}`;
+  return pen.measureText(text).width;
+}
 
 export const bdi = (text) => h("bdi", text);
 
@@ -66,4 +75,15 @@ export const typeset = (formula) =>
 export function nameOf(symbol, labels) {
   const name = cut(labels.join(", "), 120);
   return [h("span.symbol", typeset(symbol)), labels.length > 0 && bdi(`[${name}]`)];
+}
+
+// The namespace of SVG, as the parser knows it: no page names an address.
+/** @type {any} */
+const empty = document.createRange().createContextualFragment("<svg/>").firstElementChild;
+
+export function svg(name, properties, ...children) {
+  const element = document.createElementNS(empty.namespaceURI, name);
+  for (const [key, value] of Object.entries(properties)) element.setAttribute(key, String(value));
+  element.append(...children);
+  return element;
 }

@@ -1,149 +1,90 @@
-// What is too large for digits: pictures with one row in digits below, all heads at a glance, and
-// heads of which the page has only the pooled weights.
+// What is too large for a table of elements: drawn stations, all heads at a glance, and heads of which
+// the page has only the pooled weights.
 
 import { formatNumber, rounded } from "./numbers.js";
 import { cut } from "./derivation.js";
-import {
-  bdi,
-  button,
-  colHead,
-  fill,
-  find,
-  gallery,
-  h,
-  main,
-  rowHead,
-  scrolled,
-  table,
-} from "./elements.js";
-import { carried, content, doing, labels, layer, runs, shown, state } from "./shown.js";
-import { fillTable, focusCell } from "./tables.js";
-import { mark } from "./why.js";
-import { dotsOf, drawMatrix } from "./pictures.js";
+import { bdi, button, colHead, gallery, h, rowHead, scrolled, stage, table } from "./elements.js";
+import { carried, content, doing, labels, layer, runs, state } from "./shown.js";
+import { figure, numbersOf } from "./stations.js";
+import { drawMatrix } from "./pictures.js";
 
-const STRONGEST = 8;
+// The cell of a drawing of so many rows and columns that was pointed at.
+export function cellAt({ clientX, clientY }, element, { rows, columns }) {
+  const box = element.getBoundingClientRect();
+  const at = (place, from, size, count) =>
+    Math.max(0, Math.min(count - 1, Math.floor(((place - from) / size) * count)));
+  return [at(clientY, box.top, box.height, rows), at(clientX, box.left, box.width, columns)];
+}
 
-// The dot of a picture of so many rows and columns that was clicked.
-function dotAt({ clientX, clientY, currentTarget }, { rows, columns }) {
-  const box = currentTarget.getBoundingClientRect();
-  return [
-    Math.min(rows - 1, Math.floor(((clientY - box.top) / box.height) * rows)),
-    Math.min(columns - 1, Math.floor(((clientX - box.left) / box.width) * columns)),
+const figureOf = (canvas, ...words) => h("figure.picture", canvas, h("figcaption", words));
+
+// Whether the colours of a drawing are logarithms: few of many weights are large.
+const isLogarithmic = ({ step }) => step.name === "weights" || step.name === "exponentials";
+
+// A station with a dot for each number; keys move over it as over a table.
+export function drawingOf(view) {
+  const { name, rows, columns, step } = view;
+  const words = `${step.name}: ${rows} by ${columns} numbers, drawn. Arrow keys move over them, Enter opens one.`;
+  view.cursor = [0, 0];
+  view.canvas = h("canvas", { role: "img", tabindex: 0, "aria-label": words });
+  view.canvas.place = { name };
+  view.figures = h("canvas.figures", { "aria-hidden": "true" });
+  fillDrawing(view);
+  return h("div.drawing", view.canvas, view.figures);
+}
+
+export function fillDrawing(view) {
+  view.drawn?.stop();
+  const { turned, rows, columns } = view;
+  /** @type {any[]} */
+  const all = turned ? numbersOf(view).rows : [];
+  const row = (k) => {
+    if (turned) return { values: Float64Array.from(all, ({ values }) => values[k]), visible: null };
+    const { values, visible } = runs.now.seenRow(view.step.name, view.own ?? 0, k);
+    return { values: values.subarray(view.offset, view.offset + view.count), visible };
+  };
+  view.drawn = drawMatrix(view.canvas, { rows, columns, row, log: isLogarithmic(view), flow: view.step.name === "weights" });
+  view.figures.hidden = true;
+  showFigures(view);
+}
+
+// The numbers of what is in sight of a drawing, where its cells have room for them.
+export function showFigures(view) {
+  const { canvas, figures, type, u, tall, turned } = view;
+  if (!type || !canvas.isConnected) {
+    figures.hidden = true;
+    return;
+  }
+  const [own, seen] = [canvas, stage].map((one) => one.getBoundingClientRect());
+  const window = (from, to, start, end, size, count) => [
+    Math.max(0, Math.floor((Math.max(from, start, 0) - start) / size)),
+    Math.min(count, Math.ceil((Math.min(to, end) - start) / size)),
   ];
-}
-
-const openCell = (view, row, column) => {
-  doing.open({ step: view.name, index: view.index(row, column) }, { fresh: true });
-  focusCell(view, row, column);
-};
-
-const figure = (canvas, ...words) => h("figure.picture", canvas, h("figcaption", words));
-
-export function addPicture(view) {
-  const letter = view.block.rowLetter ?? "";
-  view.letter = letter;
-  const dots = dotsOf(view.rows, view.columns);
-  const click = (event) => {
-    const [row, column] = dotAt(event, dots);
-    setRow(letter, row * dots.tall);
-    openCell(view, row * dots.tall, column * dots.broad);
-  };
-  view.canvas = h("canvas", {
-    role: "img",
-    "aria-label": `${view.name}: ${view.rows} by ${view.columns} numbers, drawn. One row of them is the table below.`,
-    onclick: click,
-  });
-  const side = Math.max(1, Math.min(8, Math.floor(900 / dots.columns)));
-  const height = Math.max(dots.rows * side, Math.min(48, dots.rows * 16));
-  view.canvas.style.width = `${dots.columns * side}px`;
-  view.canvas.style.height = `${Math.min(720, height)}px`;
-  view.number = h("input", {
-    type: "number",
-    min: 0,
-    max: view.rows - 1,
-    value: rowOf(view),
-    "aria-label": `row of ${view.name}`,
-    onchange: () => setRow(letter, Number(view.number.value)),
-  });
-  view.rowName = h("span");
-  view.best = h("p.words");
-  view.sheet = h("div.sheet");
-  const log = view.name === "weights" || view.name === "exponentials";
-  const colours = log
-    ? "The stronger the colour, the larger the logarithm of the number; a thousandth of the largest, or less, has none."
-    : "The stronger the colour, the larger the number; blue is negative.";
-  view.section.append(
-    figure(view.canvas, colours),
-    h("div.chooser", h("label", "row ", view.number), view.rowName),
-    view.sheet,
-    view.best,
-  );
-  view.draw = () => {
-    view.picture?.stop();
-    view.picture = drawMatrix(view.canvas, {
-      rows: view.rows,
-      columns: view.columns,
-      log,
-      marked: view.rows > 1 ? rowOf(view) : null,
-      row: (row) => runs.now.seenRow(view.name, view.own ?? 0, row),
-    });
-  };
-  watcher.observe(view.canvas);
-  view.canvas.view = view;
-  fillRow(view);
-}
-
-// Pictures are drawn when they come into view.
-const watcher = new IntersectionObserver(
-  (entries) => {
-    for (const { target, isIntersecting } of entries) {
-      target.near = isIntersecting;
-      if (isIntersecting && target.view && !target.drawn) {
-        target.drawn = true;
-        target.view.draw();
-      }
-    }
-  },
-  { rootMargin: "300px" },
-);
-
-export function redraw(view) {
-  view.canvas.drawn = view.canvas.near ?? false;
-  if (view.canvas.near) view.draw();
-}
-
-export const rowOf = (view) => Math.min(state.rows[view.letter] ?? 0, view.rows - 1);
-
-export function fillRow(view) {
-  const row = rowOf(view);
-  const fresh = !view.table;
-  fillTable(view, [row]);
-  if (fresh) view.sheet.append(view.table);
-  view.number.value = row;
-  fill(view.rowName, view.rowLabels.length > 0 && bdi(cut(view.rowLabels[row], 60)));
-  if (view.name !== "weights") return;
-  const values = runs.now.row("weights", view.own ?? 0, row);
-  const order = [...values.keys()].sort((a, b) => values[b] - values[a]).slice(0, STRONGEST);
-  const keys = order.map((column) => [
-    " ",
-    button(
-      [bdi(cut(view.columnLabels[column], 30)), ` ${rounded(values[column], state.digits)}`],
-      () => openCell(view, row, column),
-    ),
-  ]);
-  fill(view.best, "Strongest:", keys);
-}
-
-export function setRow(letter, row) {
-  if (!Number.isInteger(row) || row < 0 || state.rows[letter] === row) return;
-  state.rows[letter] = row;
-  for (const view of shown.values()) {
-    if (!view.small && view.letter === letter) {
-      fillRow(view);
-      view.picture?.mark(row);
+  const [left, right] = window(seen.left, seen.right, own.left, own.right, u, view.columns);
+  const [top, bottom] = window(seen.top, Math.min(seen.bottom, innerHeight), own.top, own.bottom, tall, view.rows);
+  figures.hidden = right <= left || bottom <= top;
+  if (figures.hidden) return;
+  const [width, height] = [(right - left) * u, (bottom - top) * tall];
+  const sharp = devicePixelRatio || 1;
+  [figures.width, figures.height] = [width * sharp, height * sharp];
+  for (const [key, value] of Object.entries({ left: left * u, top: top * tall, width, height }))
+    figures.style[key] = `${value}px`;
+  const pen = figures.getContext("2d");
+  const style = getComputedStyle(stage);
+  pen.scale(sharp, sharp);
+  pen.font = `${type.size}px ${style.fontFamily}`;
+  pen.fillStyle = style.color;
+  [pen.textAlign, pen.textBaseline] = ["center", "middle"];
+  const wanted = turned ? [left, right] : [top, bottom];
+  for (let k = wanted[0]; k < wanted[1]; k++) {
+    const { values, visible } = runs.now.seenRow(view.step.name, view.own ?? 0, k);
+    for (let m = turned ? top : left; m < (turned ? bottom : right); m++) {
+      if (visible?.[m] === 0) continue;
+      const [row, column] = turned ? [m, k] : [k, m];
+      const text = figure(values[m + view.offset], type, true);
+      pen.fillText(text, (column - left + 0.5) * u, (row - top + 0.5) * tall + 0.5);
     }
   }
-  mark();
 }
 
 // A head of which the page has no numbers but the pooled weights.
@@ -178,7 +119,7 @@ function pooledPicture(found) {
   const range = (tile, tiles, size) =>
     `${Math.floor((size * tile) / tiles)} to ${Math.floor((size * (tile + 1)) / tiles) - 1}`;
   const click = (event) => {
-    const [row, column] = dotAt(event, found);
+    const [row, column] = cellAt(event, canvas, found);
     const at = row * found.columns + column;
     const queries = range(row, found.rows, sizes.L ?? 1);
     const keys = range(column, found.columns, sizes.S);
@@ -190,7 +131,7 @@ function pooledPicture(found) {
   const draw = () => drawMatrix(canvas, tilesOf(found, kind.value === "mean" ? mean : largest));
   requestAnimationFrame(draw);
   const words = " in each tile: the stronger the colour, the larger its logarithm.";
-  return [figure(canvas, h("label", "The ", kind, words)), say];
+  return [figureOf(canvas, h("label", "The ", kind, words)), say];
 }
 
 function strongestKeys(found, caption) {
@@ -212,7 +153,7 @@ function tilesOf({ rows, columns }, numbers) {
     values: numbers.subarray(number * columns, (number + 1) * columns),
     visible: null,
   });
-  return { rows, columns, row, log: true };
+  return { rows, columns, row, log: true, flow: true };
 }
 
 // All heads at a glance; each is a button.
@@ -241,12 +182,8 @@ function headButton(name, place) {
   const largest = carried.decode(found.largest);
   const exact = carried.isExact(place.layer, place.batch, place.head);
   const canvas = h("canvas", { "aria-hidden": "true" });
-  canvas.view = { draw: () => drawMatrix(canvas, tilesOf(found, largest)) };
-  watcher.observe(canvas);
-  const choose = () => {
-    doing.choose(place);
-    find(".part", main)?.scrollIntoView({ block: "start" });
-  };
+  drawMatrix(canvas, tilesOf(found, largest));
+  const choose = () => doing.choose(place);
   const label = [name, `head ${place.head}`, exact ? "" : "pooled"].filter(Boolean).join(", ");
   const made = button(canvas, choose, { class: exact ? "" : "pooled", "aria-label": label });
   made.place = place;

@@ -1,10 +1,8 @@
 // Gradient steps in the page: which inputs move, by how much, and the loss as a curve.
 
-import { bdi, button, colHead, fill, find, h, rowHead, scrolled, table } from "./elements.js";
-import { cut } from "./derivation.js";
+import { button, fill, h, stage } from "./elements.js";
 import { counted, descended, learnable, readRate, shortly, trouble } from "./descent.js";
 import { carried, doing, extras, runs, state } from "./shown.js";
-import { cellsOf, dress, viewOf } from "./tables.js";
 import { remember } from "./link.js";
 import { curveOf } from "./curve.js";
 
@@ -113,7 +111,6 @@ function make() {
   parts.over = button("Start over", startOver);
   parts.said = h("p.said", { role: "status" });
   parts.curve = h("div.curve");
-  parts.weights = h("div.turning");
   const submit = (event) => {
     event.preventDefault();
     go(1);
@@ -127,8 +124,8 @@ function make() {
     h("div.row", parts.undo, parts.over),
     parts.said,
   );
-  box = h("details.learn", parts.title, h("div.lesson", form, parts.curve, parts.weights));
-  find(".status").before(box);
+  box = h("details.learn", parts.title, h("div.lesson", form, parts.curve));
+  stage.after(box);
 }
 
 function update() {
@@ -155,7 +152,6 @@ function draw() {
   parts.run.textContent = left ? "Stop" : "Run";
   if (!left) parts.said.textContent = said;
   fill(parts.curve, able && curveOf(losses));
-  fill(parts.weights, weights());
 }
 
 const isMatrix = (name) => name.startsWith("W_");
@@ -166,20 +162,6 @@ function inputBox(name) {
   const field = h("input", { type: "checkbox", value: name, onchange });
   field.checked = chosen.has(name);
   return h("label.switch", field, " ", name);
-}
-
-// The weights of the head that is shown, as they turn.
-function weights() {
-  const view = viewOf("weights");
-  if (!view.small) return [];
-  const cells = cellsOf(view, [...Array(view.rows).keys()]);
-  const label = (text) => bdi(cut(text, 24));
-  const rows = cells.map((row, k) => [
-    view.rowLabels.length > 0 && rowHead(label(view.rowLabels[k])),
-    row.map((cell) => dress(h("td"), { ...cell, hint: "" })),
-  ]);
-  const heads = [view.rowLabels.length > 0 && h("td"), view.columnLabels.map((text) => colHead(label(text)))];
-  return [h("p", "weights"), scrolled("weights", "div.sheet", table("weights", heads, rows))];
 }
 
 extras.push({ update });

@@ -3,7 +3,8 @@
 import { formatNumber } from "./numbers.js";
 import { cellName, cut } from "./derivation.js";
 import { fill, h, rowHead, table } from "./elements.js";
-import { gradientOf, nudge, readNudge } from "./descent.js";
+import { gradientOf } from "./attention.js";
+import { nudge, readNudge } from "./descent.js";
 import { extras, runs } from "./shown.js";
 
 const DIGITS = 8;
@@ -12,7 +13,7 @@ const ROUNDING = 1e-14;
 
 // What a reader typed, and whether this is open.
 let written = "0.01";
-let wanted = null;
+let wanted = false;
 
 function panel({ step, labels, index, hidden }) {
   const name = step.of || step.name;
@@ -47,7 +48,7 @@ function panel({ step, labels, index, hidden }) {
     ),
     found,
   );
-  made.open = wanted ?? Boolean(step.of);
+  made.open = wanted;
   return made;
 }
 

@@ -4,7 +4,7 @@ import { formatNumber } from "./numbers.js";
 import { cellName, cut, pieces, shownTerms } from "./derivation.js";
 import { bdi, button, colHead, h, nameOf, rowHead, table, typeset } from "./elements.js";
 import { doing, state } from "./shown.js";
-import { placeOf } from "./tables.js";
+import { placeOf } from "./stations.js";
 
 export const DIGITS = 8;
 const MOST_TERMS = 48; // before the smaller ones are put together
@@ -29,7 +29,7 @@ export function operandButton(operand, side, named) {
   const { step, index, symbol, labels, value } = operand;
   const open = (event) =>
     doing.open({ step, index }, { focus: event.detail ? "heading" : "operand" });
-  const point = (on) => () => placeOf(operand)?.td?.classList.toggle("pointed", on);
+  const point = (on) => () => placeOf(operand)?.cell?.classList.toggle("pointed", on);
   return button(
     [named && h("small", shortName(operand, 24), " = "), formatNumber(value, DIGITS)],
     open,

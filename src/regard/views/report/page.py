@@ -39,8 +39,8 @@ SEARCHED = 100_000
 # In this order: each one may import from those before it.
 SCRIPTS = (
     *("numbers", "visibility", "operations", "attention", "derivation", "carried", "figures"),
-    *("pictures", "elements", "shown", "tables", "summary", "operands", "change", "why"),
-    *("large", "steps", "link"),
+    *("picture", "pictures", "elements", "shown", "stations", "summary", "large", "words"),
+    *("stage", "operands", "change", "why", "walk", "link"),
 )
 GRADIENT_SCRIPTS = ("descent", "nudging", "curve", "learn")
 LAST_SCRIPT = "report"
@@ -88,6 +88,7 @@ def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
     return {
         "title": safe_text(first.title, 200) or "Attention",
         "note": safe_text(first.note, 1000),
+        "gradients": more,
         "opening": [*story.opening(first), *layers],
         "alarms": _alarms(explanations),
         "parting": _parting(explanations, digits) if several and count == 2 else None,
@@ -174,7 +175,7 @@ def asset(name: str) -> str:
 @cache
 def _style(gradients: bool) -> str:
     """The style sheet; that of gradients only where there are any."""
-    own = asset("report/style.css")
+    own = asset("report/style.css") + asset("report/picture.css")
     return own + asset("report/gradients.css") if gradients else own
 
 

@@ -18,7 +18,7 @@ function palette() {
     return [...pen.getImageData(0, 0, 1, 1).data.slice(0, 3)];
   };
   return Object.fromEntries(
-    ["sheet", "more", "less", "hatch", "alarm"].map((name) => [name, colour(name)]),
+    ["sheet", "more", "less", "flow", "hatch", "alarm"].map((name) => [name, colour(name)]),
   );
 }
 
@@ -29,26 +29,19 @@ export function dotsOf(rows, columns) {
 }
 
 // Draw a matrix whose row i is `row(i)` = {values, visible or null}, a few rows per frame. Answers
-// with `stop`, which gives it up, and `mark`, which points at one row.
+// with `stop`, which gives it up.
 /**
  * @param {any} canvas
- * @param {{rows: number, columns: number, log?: boolean, marked?: number | null, row: Function}} how
+ * @param {{rows: number, columns: number, log?: boolean, flow?: boolean, row: Function}} how
  */
-export function drawMatrix(canvas, { rows, columns, row, log = false, marked = null }) {
+export function drawMatrix(canvas, { rows, columns, row, log = false, flow = false }) {
   const dots = dotsOf(rows, columns);
   const numbers = new Float64Array(dots.rows * dots.columns).fill(NaN);
   const state = new Uint8Array(numbers.length).fill(1); // 1 hidden, 0 a number, 2 not finite
   let next = 0;
   let stopped = false;
-  let image = null;
+  let sized = false;
   let shownAt = performance.now();
-  const show = () => {
-    const pen = canvas.getContext("2d");
-    pen.putImageData(image, 0, 0);
-    if (marked === null) return;
-    pen.strokeStyle = getComputedStyle(canvas).color;
-    pen.strokeRect(-0.5, Math.floor(marked / dots.tall) - 0.5, dots.columns + 1, 2);
-  };
   const work = () => {
     if (stopped) return;
     const begin = performance.now();
@@ -58,21 +51,13 @@ export function drawMatrix(canvas, { rows, columns, row, log = false, marked = n
     }
     if (next < rows) requestAnimationFrame(work);
     if (next < rows && begin < shownAt + BETWEEN) return;
-    if (image === null) [canvas.width, canvas.height] = [dots.columns, dots.rows];
-    image = imageOf(dots, numbers, state, log);
-    show();
+    if (!sized) [canvas.width, canvas.height] = [dots.columns, dots.rows];
+    sized = true;
+    canvas.getContext("2d").putImageData(imageOf(dots, numbers, state, log, flow), 0, 0);
     shownAt = performance.now();
   };
-  requestAnimationFrame(work);
-  return {
-    stop: () => {
-      stopped = true;
-    },
-    mark: (row) => {
-      marked = row;
-      if (image !== null) show();
-    },
-  };
+  work();
+  return { stop: () => (stopped = true) };
 }
 
 function pool(numbers, state, dots, { values, visible }, row) {
@@ -92,7 +77,7 @@ function pool(numbers, state, dots, { values, visible }, row) {
 // From 0 at a thousandth of the largest number, and below it, to 1 at the largest.
 const logarithmic = (share) => Math.max(0, 1 + Math.log10(share) / 3);
 
-function imageOf(dots, numbers, state, log) {
+function imageOf(dots, numbers, state, log, flow) {
   const colours = palette();
   let largest = 0;
   for (let k = 0; k < numbers.length; k++) {
@@ -106,7 +91,7 @@ function imageOf(dots, numbers, state, log) {
         ? [colours.hatch, 0.5]
         : state[k] === 2
           ? [colours.alarm, 1]
-          : [numbers[k] < 0 ? colours.less : colours.more, log ? logarithmic(share) : share];
+          : [numbers[k] < 0 ? colours.less : flow ? colours.flow : colours.more, log ? logarithmic(share) : share];
     for (let c = 0; c < 3; c++)
       image.data[4 * k + c] = colours.sheet[c] + (colour[c] - colours.sheet[c]) * depth;
     image.data[4 * k + 3] = 255;

@@ -4,7 +4,7 @@
 import { formatNumber } from "./numbers.js";
 import { asText, cellName, cut, derive } from "./derivation.js";
 import { isHead } from "./attention.js";
-import { fill, find, h, main, tools, why } from "./elements.js";
+import { fill, find, h, stage, tools, why } from "./elements.js";
 import {
   carried,
   comparable,
@@ -20,13 +20,15 @@ import {
   shown,
   state,
 } from "./shown.js";
-import { bringIntoSight, fillTable, focusCell, placeOf, viewOf } from "./tables.js";
+import { focusCell, placeOf, viewOf } from "./stations.js";
+import { build, fillShelf, lay, pointed, repaint, sheet, zoomTo } from "./stage.js";
 import { editPlace } from "./change.js";
 import { recall, remember } from "./link.js";
 import { mark, showWhy } from "./why.js";
-import { buildGallery, fillRow, pressGallery, redraw, setRow } from "./large.js";
-import { adopt, build } from "./steps.js";
-import { fillSummary, rowFigures, stepFigures } from "./summary.js";
+import { buildGallery, pressGallery } from "./large.js";
+import { rowFigures, stepFigures } from "./summary.js";
+import { leave, sentence, walk, walkTo } from "./walk.js";
+import { lightUp } from "./words.js";
 
 const DIGITS = 8;
 const MOST_COMPARED = 1 << 16; // scores, for a sentence about what an edit did
@@ -49,11 +51,42 @@ function open(cell, { fresh = false, focus = "", push = true } = {}) {
   state.all = false;
   state.trail = fresh ? [cell] : [...state.trail, cell];
   if (state.trail.length > 40) state.trail.shift();
-  const place = placeOf(cell);
-  if (place && !place.view.small) setRow(place.view.letter, place.row);
+  state.touched = true;
+  reveal(cell.step);
   showWhy(focus);
-  bringIntoSight(placeOf(cell)?.td);
+  find(".mark.open")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   if (push) remember();
+}
+
+// Open the station that a step is in, and turn to gradients, if need be.
+function reveal(name) {
+  const step = runs.now.steps.get(name);
+  const backwards = step.phase === "backward";
+  const there = () => [...shown.values()].some((view) => view.step.name === name || view.station === name);
+  if (backwards !== state.backwards && (backwards || !there())) turnBack(backwards);
+  if (there()) return;
+  const station = [...shown.values()].find((view) => view.inside.includes(name));
+  if (station) shelve(station.name);
+}
+
+function shelve(name) {
+  const here = /** @type {any} */ (document.activeElement?.closest("[data-station], .chips"));
+  state.shelf = name;
+  fillShelf();
+  repaint();
+  for (const one of sheet.querySelectorAll(".opens"))
+    one.setAttribute("aria-expanded", String(one.closest("[data-station]").dataset.station === name));
+  if (here?.isConnected) find("button", here)?.focus({ preventScroll: true });
+}
+
+// Numbers forwards, or their gradients in the same places.
+function turnBack(backwards) {
+  state.backwards = backwards;
+  const box = find("[name=backwards]");
+  if (box) box.checked = backwards;
+  document.body.classList.toggle("backwards", backwards);
+  fillShelf();
+  repaint();
 }
 
 function back(focus) {
@@ -79,14 +112,14 @@ function changeAll(changes, focus = "heading") {
   remember();
 }
 
-// The same with the keys of a table: its cell is turned, if a given table decides about it.
-function turn(view, row, column) {
-  const cell = { step: view.name, index: view.index(row, column) };
+// Turn the cell of a mask, if a given table decides about it.
+function turn(step, index) {
+  const cell = { step, index };
   open(cell, { fresh: true, push: false });
-  changeAll(runs.now.turns(...derive(runs.now, labels, cell.step, cell.index).place), "");
+  changeAll(runs.now.turns(...derive(runs.now, labels, step, index).place), "");
 }
 
-// New numbers in the tables on the page; new tables where the steps are others.
+// New numbers in the picture; a new picture where the steps are others.
 function recompute() {
   const before = runs.now?.ids;
   refresh();
@@ -95,26 +128,10 @@ function recompute() {
   say();
 }
 
-function repaint() {
-  for (const view of shown.values()) {
-    Object.assign(view, { block: viewOf(view.name).block });
-    if (view.small) fillTable(view);
-    else {
-      fillRow(view);
-      redraw(view);
-    }
-  }
-  fillSummary();
-  mark();
-}
-
 function rebuild() {
   const active = document.activeElement?.place;
-  const opened = find("details.aside", main)?.open;
   build();
-  if (opened && find("details.aside", main)) find("details.aside", main).open = true;
-  if (active?.name && shown.has(active.name))
-    focusCell(shown.get(active.name), active.row, active.column);
+  if (active && shown.has(active.name)) focusCell(shown.get(active.name), active.row, active.column);
   setTools();
   pressGallery();
   mark();
@@ -125,7 +142,7 @@ function setTools() {
   for (const name of ["layer", "batch", "head", "digits"]) {
     if (tools.elements[name]) tools.elements[name].value = String(state[name]);
   }
-  for (const box of tools.querySelectorAll("[name=switch]")) {
+  for (const box of /** @type {any} */ (document.querySelectorAll("[name=switch]"))) {
     box.checked = state.switches.has(box.value);
     box.disabled = !layer().switches.includes(box.value);
   }
@@ -165,7 +182,7 @@ function effect() {
   if (!carried.isExact(state.layer, state.batch, state.head)) return "";
   const name = ["projected_output", "merged"].find((one) => runs.now.steps.has(one)) ?? "output";
   if (!comparable(name)) return "";
-  const view = shown.get(name) ?? viewOf(name);
+  const view = viewOf({ step: name, turned: false });
   if (view.rows * layer().sizes.S > MOST_COMPARED) return ""; // it would need every row of everything
   let most = { apart: 0 };
   for (let row = 0; row < view.rows; row++) {
@@ -185,7 +202,7 @@ function effect() {
 // --- what can be chosen ---------------------------------------------------------------------
 
 function choose(place) {
-  Object.assign(state, place);
+  Object.assign(state, place, { shelf: "" });
   const own = layer();
   state.head = Math.min(state.head, (own.sizes.H ?? 1) - 1);
   state.batch = Math.min(state.batch, Math.max(0, own.positions.length - 1));
@@ -209,17 +226,22 @@ function inThisHead({ step, index }) {
 }
 
 tools.addEventListener("submit", (event) => event.preventDefault());
-tools.addEventListener("change", ({ target }) => {
+document.addEventListener("change", (event) => {
+  const target = /** @type {any} */ (event.target);
   if (["layer", "batch", "head"].includes(target.name))
     choose({ [target.name]: Number(target.value) });
   else if (target.name === "digits") {
     state.digits = Number(target.value);
-    repaint();
+    lay();
+    showWhy();
     remember();
   } else if (target.name === "theme") {
     if (target.value) document.documentElement.dataset.theme = target.value;
     else delete document.documentElement.dataset.theme;
-    for (const canvas of document.querySelectorAll("canvas")) if (canvas.drawn) canvas.view?.draw();
+    repaint();
+  } else if (target.name === "backwards") {
+    turnBack(target.checked);
+    close();
   } else if (target.name === "switch") {
     if (target.checked) state.switches.add(target.value);
     else state.switches.delete(target.value);
@@ -258,19 +280,57 @@ function close() {
   state.trail = [];
   showWhy();
   const place = cell && placeOf(cell);
-  if (place?.td) focusCell(place.view, place.row, place.column);
+  if (place) focusCell(place.view, place.row, place.column);
   remember();
 }
 
 // --- mouse and keys -------------------------------------------------------------------------
 
-main.addEventListener("click", ({ target }) => {
-  const td = target.closest("[role=gridcell]");
-  if (!td?.place) return;
-  const view = shown.get(td.place.name);
-  focusCell(view, td.place.row, td.place.column);
-  open({ step: view.name, index: view.index(td.place.row, td.place.column) }, { fresh: true });
+const cellOf = ({ view, row, column }) => ({ step: view.step.name, index: view.index(row, column) });
+
+stage.addEventListener("click", (event) => {
+  const at = pointed(event);
+  if (!at) {
+    const free = !event.target.closest("button, label, #why, #caption, .word");
+    if (free && state.cell) close();
+    return;
+  }
+  if (at.view.canvas) at.view.cursor = [at.row, at.column];
+  focusCell(at.view, at.row, at.column);
+  open(cellOf(at), { fresh: true });
 });
+stage.addEventListener("dblclick", (event) => {
+  if (pointed(event)?.view.given) find("#edit")?.select();
+});
+stage.addEventListener("pointerover", (event) => {
+  const { target } = event;
+  const word = target.closest(".word");
+  const lit = word?.lit ?? (target.pair ? { q: target.pair[0] } : null);
+  if (word || lit || state.lit) lightUp(find(".words-above"), lit);
+  point(event);
+});
+stage.addEventListener("pointermove", (event) => event.target.closest("canvas") && point(event));
+stage.addEventListener("pointerleave", () => mark());
+
+// The cross of the number under the pointer, while none is open.
+function point(event) {
+  if (state.cell || event.pointerType === "touch") return;
+  const at = pointed(event);
+  if (at) state.touched = true;
+  const seen = at && !at.view.given && !at.view.section.classList.contains("later");
+  mark(seen ? cellOf(at) : null);
+}
+
+stage.addEventListener(
+  "wheel",
+  (event) => {
+    if (!event.ctrlKey && !(state.zoom > 1 || event.altKey) && ![...shown.values()].some((one) => one.big && !one.shelved)) return;
+    if (event.target.closest("#why, #shelf")) return;
+    event.preventDefault();
+    zoomTo(state.zoom * Math.exp(-event.deltaY * 0.0018), event.clientX, event.clientY);
+  },
+  { passive: false },
+);
 
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
@@ -282,25 +342,29 @@ function target(view, row, column, { key, ctrlKey }) {
   return null;
 }
 
-main.addEventListener("keydown", (event) => {
+stage.addEventListener("keydown", (event) => {
   const { key } = event;
-  const td = event.target.closest("[role=gridcell]");
+  const place = event.target.place;
   const held = event.altKey || event.metaKey || (event.ctrlKey && !["Home", "End"].includes(key));
-  if (!td?.place || held) return;
-  const { name, row, column } = td.place;
-  const view = shown.get(name);
-  const show = (focus) =>
-    open({ step: name, index: view.index(row, column) }, { fresh: true, focus });
+  if (!place || held) return;
+  const view = shown.get(place.name);
+  const [row, column] = view.canvas ? view.cursor : [place.row, place.column];
+  const at = { view, row, column };
+  const show = (focus) => open(cellOf(at), { fresh: true, focus });
   const next = target(view, row, column, event);
   if (next) {
     const [down, across] = next;
     const inside = down >= 0 && down < view.rows && across >= 0 && across < view.columns;
-    if (inside && !view.small && down !== row) setRow(view.letter, down);
-    if (inside) focusCell(view, down, across);
-  } else if (key === " " && name === "visible") turn(view, row, column);
+    if (inside && view.canvas) {
+      view.cursor = [down, across];
+      mark(cellOf({ view, row: down, column: across }));
+      find(".live").textContent = asText(derive(runs.now, labels, view.step.name, view.index(down, across)), 4).split("\n")[0];
+    } else if (inside) focusCell(view, down, across);
+  } else if (key === " " && view.step.name === "visible") turn(view.step.name, view.index(row, column));
   else if (key === "Enter" || key === " ") show("operand");
+  else if (key === "Escape" && !state.cell) return;
   else if (key === "Escape") close();
-  else if (name === "visible" && key === "F2") show("turn");
+  else if (view.step.name === "visible" && key === "F2") show("turn");
   else if (view.given && (key === "F2" || /^[-\d.]$/.test(key))) {
     show();
     const input = find("#edit");
@@ -309,7 +373,30 @@ main.addEventListener("keydown", (event) => {
     else if (input) input.value = key;
   } else return;
   event.preventDefault();
+  event.stopPropagation();
 });
+
+// Elsewhere the arrow keys go through the calculation, and + and − enlarge it.
+document.addEventListener("keydown", (event) => {
+  const { key, altKey, ctrlKey, metaKey } = event;
+  const target = /** @type {any} */ (event.target);
+  if (altKey || ctrlKey || metaKey || target.closest("input, select, textarea, summary, #why, .shelved")) return;
+  const middle = [stage.getBoundingClientRect().left + stage.clientWidth / 2, innerHeight / 2];
+  if (key === "ArrowRight" || key === "ArrowLeft") walk(key === "ArrowRight" ? 1 : -1);
+  else if (key === "+" || key === "=") zoomTo(state.zoom * 1.3, ...middle);
+  else if (key === "-") zoomTo(state.zoom / 1.3, ...middle);
+  else if (key === "Escape") escape();
+  else return;
+  event.preventDefault();
+});
+
+// One thing after the other is closed.
+function escape() {
+  if (state.cell) close();
+  else if (state.shelf) shelve("");
+  else if (state.walk !== null) leave();
+  else if (state.zoom > 1) zoomTo(1, 0, 0);
+}
 
 why.addEventListener("keydown", (event) => {
   if (event.target.tagName === "INPUT" && event.key !== "Escape") return;
@@ -324,30 +411,31 @@ why.addEventListener("keydown", (event) => {
   else if (event.key === "Escape") close();
   else return;
   event.preventDefault();
+  event.stopPropagation();
+});
+
+let wide = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth === wide && !matchMedia("(min-width: 44rem)").matches) return; // a phone's bars move
+  wide = innerWidth;
+  rebuild();
+  showWhy();
 });
 
 // --- the start ------------------------------------------------------------------------------
 
-function fresh() {
-  const quiet =
-    !state.layer && !state.batch && !state.head && !runs.touched && state.digits === content.digits;
-  return quiet && find(".step table", main) && !shown.size;
-}
-
 function start() {
   recall();
-  if (fresh() && carried.isExact(0, 0, 0)) adopt();
-  else build();
+  build();
   setTools();
   pressGallery();
   say();
-  const place = state.cell && placeOf(state.cell);
-  if (place && !place.view.small) setRow(place.view.letter, place.row);
+  if (state.cell) reveal(state.cell.step);
   showWhy();
-  if (state.cell) bringIntoSight(placeOf(state.cell)?.td, "center");
 }
 
 Object.assign(doing, { open, back, close, change, changeAll, choose, recompute, show: showWhy });
+Object.assign(doing, { mark, reveal, sentence, shelve, turn, turnBack, walkTo });
 tools.hidden = false;
 tools.elements.link.hidden = location.protocol === "about:"; // in a notebook there is no link
 buildGallery();
@@ -366,6 +454,13 @@ window.regard = {
   value: (step, index) => runs.now.value(step, index),
   rebuild,
   figures: () => ({ steps: stepFigures(), rows: rowFigures() }),
-  turn: (row, column) => turn(shown.get("visible"), row, column),
+  shown,
+  reveal,
+  shelve,
+  turnBack,
+  turn: (row, column) => {
+    const { axes } = runs.now.steps.get("visible");
+    turn("visible", axes.map((axis) => ({ H: state.head, L: row, S: column })[axis]));
+  },
   edit: (step, index, value) => change(editPlace(runs.now.steps.get(step), index), value),
 };

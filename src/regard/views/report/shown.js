@@ -10,7 +10,8 @@ export const carried = new Carried(content, find("#arrays").textContent);
 /**
  * @type {{layer: number, batch: number, head: number, digits: number, cell: Cell | null,
  *   trail: Cell[], switches: Set<string>, edits: Map<string, Map<number, number>>,
- *   rows: Record<string, number>, all: boolean}}
+ *   all: boolean, shelf: string, walk: number | null, backwards: boolean, zoom: number,
+ *   touched: boolean, forward: Set<string>, lit: {q?: number, k?: number} | null}}
  */
 export const state = {
   layer: 0,
@@ -21,8 +22,14 @@ export const state = {
   trail: [],
   switches: new Set(),
   edits: new Map(),
-  rows: {},
   all: false,
+  shelf: "", // the station that is open
+  walk: null, // the step that a step by step reader has come to
+  backwards: false, // whether gradients are shown
+  zoom: 1,
+  touched: false, // whether a reader has pointed at a number
+  forward: new Set(), // the steps whose numbers are shown though gradients are: factors of the open one
+  lit: null, // the word that is pointed at
 };
 
 // The view of every step on the page, and the runs behind them.
@@ -40,6 +47,8 @@ export const doing = {};
 export const extras = [];
 
 export const layer = () => content.layers[state.layer];
+
+export const picture = () => content.pictures[layer().picture];
 
 export const labels = (axis) => carried.labels(state.layer, axis);
 

@@ -5,14 +5,12 @@ import { cellName, cut, derive } from "./derivation.js";
 import { meets, missed, moments, spread, wantedCells } from "./figures.js";
 import { bdi, button, colHead, find, h, main, rowHead, scrolled, table } from "./elements.js";
 import { carried, content, doing, labels, layer, ownHead, runs, state } from "./shown.js";
-import { align, dress, viewOf } from "./tables.js";
 
 const OF_STEPS = ["mean", "variance", "min", "max", "cells"];
 const OF_ROWS = ["entropy", "effective keys", "largest weight"];
 const PRINTED = 32; // rows of a table; more of them can be scrolled
 const MOST_MISSED = 5; // of the numbers of one expectation that came out differently
 const NOISE = 2 ** -45; // what adding up many numbers may leave of them where the sum is 0
-const AT_ONCE = 1 << 13; // scores; the statistics of more are made when they are opened
 
 export const stepFigures = () =>
   [...runs.now.steps.values()]
@@ -41,7 +39,7 @@ function statistics() {
       figures(
         "statistics of each row of weights",
         OF_ROWS,
-        viewOf("weights").rowLabels,
+        "L" in layer().sizes ? labels("L") : [layer().alone],
         rows.map((own) => own.slice(0, 3)),
         rows.map((own) => names[own[3]] ?? ""),
       ),
@@ -64,16 +62,10 @@ const about = (title, made, words) =>
   h("section.about", h("h3", h("span.name", title)), made, words && h("p.words", words));
 
 function figures(caption, headers, names, rows, notes = null) {
-  const cells = rows.map((row) =>
-    row.map((value) => ({
-      text: rounded(value, state.digits),
-      style: Number.isFinite(value) ? "" : "odd",
-    })),
-  );
-  align(cells);
-  const body = cells.map((row, k) => [
+  const cell = (value) => h(Number.isFinite(value) ? "td" : "td.odd", rounded(value, state.digits));
+  const body = rows.map((row, k) => [
     rowHead(bdi(cut(names[k] ?? "", 60))),
-    row.map((cell) => dress(h("td"), cell)),
+    row.map(cell),
     notes && h("td.remark", bdi(cut(notes[k], 60))),
   ]);
   const note = notes && h("th.remark", { scope: "col" }, bdi("its key"));
@@ -190,8 +182,8 @@ export function buildSummary() {
   fillSummary();
 }
 
-// New numbers; `kept`: those of the file are still right.
-export function fillSummary(kept = false) {
+// New numbers; the statistics are made when they are looked at.
+export function fillSummary() {
   const box = find("details.figures", main);
   if (box) {
     const compute = () => {
@@ -199,10 +191,9 @@ export function fillSummary(kept = false) {
       find(".steps", box)?.remove();
       box.append(h("div.steps", statistics()));
     };
-    const { L = 1, S } = layer().sizes;
-    box.stale = !kept || L > PRINTED;
+    box.stale = true;
     box.ontoggle = () => box.open && box.stale && compute();
-    if (!kept && (box.open || L * S <= AT_ONCE)) compute();
+    if (box.open) compute();
   }
   const list = find("details.checks", main);
   if (list && layer().expect.length) {

@@ -7,7 +7,7 @@ interface Cell {
   index: number[];
 }
 
-/** A step on the page: where its numbers are, and what its table or picture looks like. */
+/** A station on the page: where its numbers are, and what it looks like. */
 interface View {
   name: string;
   step: any;
@@ -15,10 +15,9 @@ interface View {
   block: any;
   rows: number;
   columns: number;
-  rowLabels: string[];
-  columnLabels: string[];
-  notes: string[];
-  small: boolean;
+  down: any; // the names of its rows: {size, labels, axis}
+  right: any; // and of its columns
+  big: boolean;
   given: boolean;
   index: (row: number, column: number) => number[];
   [part: string]: any; // its elements
@@ -35,9 +34,7 @@ interface Verdict {
 /** What the page puts on its elements. */
 interface Element {
   place?: any; // a cell of a table, or a choice of the gallery
-  near?: boolean; // a picture in view
-  drawn?: boolean;
-  view?: { draw(): void };
+  pair?: number[]; // of a band, the places of its words
 }
 
 interface Window {

@@ -2,6 +2,7 @@
 
 import { formatNumber } from "./numbers.js";
 import {
+  asLatex,
   asNumpy,
   asText,
   cellName,
@@ -12,9 +13,10 @@ import {
   remarks,
   ruleLines,
 } from "./derivation.js";
-import { bdi, button, fill, find, h, nameOf, typeset, why } from "./elements.js";
-import { comparable, doing, extras, labels, runs, state } from "./shown.js";
-import { placeOf } from "./tables.js";
+import { bdi, button, fill, find, h, nameOf, stage, typeset, why } from "./elements.js";
+import { comparable, doing, extras, labels, runs, shown, state } from "./shown.js";
+import { placeOf } from "./stations.js";
+import { overlay, repaint, sheet } from "./stage.js";
 import { hiddenBy } from "./visibility.js";
 import { DIGITS, equation, shortName, sidesOf, termTable } from "./operands.js";
 import { editField, maskField } from "./change.js";
@@ -26,34 +28,131 @@ export function derivation() {
     : null;
 }
 
-// Outline the open cell and its operands in their tables.
-let marked = [];
-export function mark() {
-  for (const td of marked) {
-    td.classList.remove("open", "first", "second", "pointed");
-    td.removeAttribute("aria-selected");
+// Which station a step belongs to, and so which copies of its factors.
+const stationOf = (name) =>
+  [...shown.values()].find((view) => !view.copy && (view.station === name || view.inside.includes(name)))
+    ?.name ?? name;
+
+// The pixels of some cells of a station.
+function boxOf(view, [top, left, bottom, right]) {
+  let { x, y } = view;
+  if (view.shelved) {
+    const [origin, own] = [sheet, view.cells?.[0] ?? view.canvas].map((one) => one.getBoundingClientRect());
+    [x, y] = [own.left - origin.left, own.top - origin.top];
   }
+  const size = { w: (right - left + 1) * view.u, h: (bottom - top + 1) * view.tall };
+  return { x: x + left * view.u, y: y + top * view.tall, ...size };
+}
+
+function drawn(kind, { x, y, w, h: height }) {
+  const box = h(`div.mark.${kind}`);
+  box.style.cssText = `left:${x}px;top:${y}px;width:${w}px;height:${height}px`;
+  return box;
+}
+
+// Outline a number, the row and the column that made it, and the way from these to it.
+let marked = [];
+/** @param {Cell | null} [pointed] */
+export function mark(pointed = null) {
+  for (const cell of marked) cell.classList.remove("open", "first", "second", "pointed");
   marked = [];
-  const light = (td, kind) => {
-    td?.classList.add(kind);
-    if (td) marked.push(td);
-  };
-  const found = derivation();
-  if (!found) return;
+  const cell = pointed ?? state.cell ?? (state.touched ? null : first());
+  const found = cell && runs.now.steps.has(cell.step) && derive(runs.now, labels, cell.step, cell.index);
+  const own = found && placeOf(cell);
+  fill(overlay);
+  if (!own) return;
   const sides = sidesOf(found);
-  for (const [k, operand] of found.operands.entries()) light(placeOf(operand)?.td, sides[k]);
-  const own = state.cell && placeOf(state.cell)?.td;
-  light(own, "open");
-  own?.setAttribute("aria-selected", "true");
+  const user = stationOf(found.step.of || found.step.name);
+  const spans = new Map();
+  for (const [k, operand] of found.operands.entries()) {
+    const at = placeOf(operand, user);
+    if (!at) continue;
+    const key = `${at.view.name} ${sides[k]}`;
+    const [top, left, bottom, right] = spans.get(key)?.span ?? [Infinity, Infinity, 0, 0];
+    const { row, column } = at;
+    const span = [Math.min(top, row), Math.min(left, column), Math.max(bottom, row), Math.max(right, column)];
+    spans.set(key, { view: at.view, side: sides[k], span });
+    if (at.cell) marked.push(at.cell) && at.cell.classList.add(sides[k]);
+  }
+  if (own.cell) marked.push(own.cell) && own.cell.classList.add("open");
+  const here = boxOf(own.view, [own.row, own.column, own.row, own.column]);
+  const quiet = !pointed && !state.cell;
+  for (const { view, side, span } of spans.values()) {
+    const box = boxOf(view, span);
+    const across = Math.abs(box.y - here.y) < 1 && box.x < here.x;
+    const down = Math.abs(box.x - here.x) < 1 && box.y < here.y;
+    if (across) overlay.append(drawn("path", { ...here, x: box.x + box.w, w: here.x - box.x - box.w }));
+    if (down) overlay.append(drawn("path", { ...here, y: box.y + box.h, h: here.y - box.y - box.h }));
+    overlay.append(drawn(side, box));
+  }
+  overlay.append(drawn("open", here));
+  overlay.classList.toggle("quiet", quiet);
+}
+
+// While a gradient is open, its factors from the forward pass are shown as such.
+function showFactors(found) {
+  const names = (found?.operands ?? []).map(({ step }) => step);
+  const forward = state.backwards ? names.filter((name) => runs.now.steps.get(name).phase === "forward") : [];
+  const before = [...state.forward].join();
+  state.forward = new Set(forward);
+  if (before !== [...state.forward].join()) repaint();
+}
+
+// Before anything is chosen, the largest score shows what the picture is made of.
+function first() {
+  const weights = shown.get("weights");
+  const view = weights && shown.get(weights.source);
+  if (!view || view.big || state.walk !== null) return null;
+  /** @type {any} */
+  let best = null;
+  for (let row = 0; row < view.rows; row++)
+    for (const [column, value] of runs.now.row(view.step.name, view.own ?? 0, row).entries())
+      if (value > (best?.value ?? -Infinity)) best = { value, index: view.index(row, column) };
+  return best && { step: view.step.name, index: best.index };
+}
+
+// The sum is right of its number, or below it, where its factors are on the other sides.
+function placeWhy() {
+  const at = state.cell && placeOf(state.cell);
+  const floats = at && sheet.dataset.kind === "wide";
+  why.classList.toggle("floats", Boolean(floats));
+  why.style.cssText = "";
+  if (!floats) return;
+  const here = boxOf(at.view, [at.row, at.column, at.row, at.column]);
+  const [left, right] = [stage.scrollLeft + 8, stage.scrollLeft + stage.clientWidth - 8];
+  const [width, height] = [why.offsetWidth, why.offsetHeight];
+  const inside = (x) => Math.max(left, Math.min(x, right - width));
+  const [beside, level] = [here.x + here.w + 10, Math.max(4, here.y - 12)];
+  const under = here.y + here.h + 8;
+  /** @type {[number, number][]} */
+  const choices = [
+    [beside, level],
+    [inside(here.x), under],
+    [inside(here.x - width - 10), level],
+    [inside(here.x), Math.max(4, here.y - height - 8)],
+    [inside(here.x - width - 10), under],
+  ];
+  const marks = [...overlay.children].map((mark) => mark.style);
+  const covered = ([x, y]) =>
+    Math.max(0, x + width - right) * height +
+    Math.max(0, y + height - stage.scrollTop - innerHeight + 50) * width * 0.3 +
+    marks.reduce((sum, box) => {
+      const [l, t, w, tall] = [box.left, box.top, box.width, box.height].map(Number.parseFloat);
+      const wide = Math.min(x + width, l + w) - Math.max(x, l);
+      return sum + Math.max(0, wide) * Math.max(0, Math.min(y + height, t + tall) - Math.max(y, t));
+    }, 0);
+  const [x, y] = choices.reduce((best, one) => (covered(one) < covered(best) ? one : best));
+  why.style.cssText = `left:${x}px;top:${y}px`;
 }
 
 export function showWhy(focus = "") {
-  mark();
   const found = derivation();
-  why.hidden = false;
-  why.classList.toggle("empty", !found);
+  showFactors(found);
+  mark();
+  why.hidden = !found;
   document.body.classList.toggle("opened", Boolean(found));
-  if (!found) return fill(why, hint());
+  if (!found) return;
+  if (why.parentNode !== sheet) sheet.append(why);
   fill(
     why,
     trail(),
@@ -67,20 +166,11 @@ export function showWhy(focus = "") {
     asOtherText(found),
   );
   why.scrollTop = 0;
+  placeWhy();
   find(".live").textContent = spoken(found);
   const wanted = { operand: ".operand, .turn", turn: ".turn", heading: "h2" }[focus];
   if (wanted) (find(wanted, why) ?? find("h2", why)).focus({ preventScroll: true });
 }
-
-const hint = () =>
-  h(
-    "p.hint",
-    "Choose any number to see the numbers that made it: click it, or go there with ",
-    h("kbd", "Tab"),
-    " and the arrow keys and press ",
-    h("kbd", "Enter"),
-    ".",
-  );
 
 // The sentence for those who hear the page.
 function spoken({ step, labels: names, value, operands, verdicts }) {
@@ -155,11 +245,25 @@ function body(found) {
 }
 
 function asOtherText(found) {
-  const details = h("details", h("summary", "as text, and as NumPy"));
+  const copied = (words, text) =>
+    button(words, async ({ target }) => {
+      try {
+        await navigator.clipboard.writeText(text(found));
+        target.textContent = "copied";
+      } catch {
+        find("details", why).open = true; // there it can be selected
+      }
+    });
+  const copies = [
+    ["Python", asNumpy],
+    ["LaTeX", (one) => asLatex(one, DIGITS)],
+    ["text", (one) => asText(one, DIGITS)],
+  ];
+  const details = h("details", h("summary", "as text"));
   details.addEventListener("toggle", () => {
     if (details.children.length > 1) return;
-    for (const text of [asText(found, DIGITS), asNumpy(found)])
+    for (const text of [asText(found, DIGITS), asNumpy(found), asLatex(found, DIGITS)])
       details.append(h("pre", { tabindex: 0 }, text));
   });
-  return details;
+  return [h("div.copies", "copy as", copies.map(([words, text]) => copied(words, text))), details];
 }
