@@ -191,7 +191,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
     source, layer = explanation.source, plan.layers[name]
     shown = layer.explanation
     own_rules = _without_bias(source.rules)
-    form, where = form_of(shown), arrangement(shown)
+    form = form_of(shown)
     declared, numbers = _declarations(form)
     places = [data.declarations.number(one) for one in declared]
     steps = shown.source.steps.values()
@@ -227,14 +227,8 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
             }
             for batch, head in layer.exact
         },
-        "sections": [
-            {"title": title, "steps": list(steps)} for title, steps in where.sections.items()
-        ],
-        "lanes": {step: story.lane(step) for step in shown.steps if story.lane(step)},
-        "aside": list(where.aside),
-        **(
-            {"beside": where.beside, "shared": _shared(explanation)} if has_gradients(shown) else {}
-        ),
+        "aside": list(arrangement(shown).aside),
+        **({"shared": _shared(explanation)} if has_gradients(shown) else {}),
         "countable": countable(shown),
         "scaleWords": scale_words(shown) if layer.exact else "",
         "expect": _expectations(data, explanation) if len(layer.exact) == len(layer.every) else [],

@@ -6,20 +6,22 @@ const BETWEEN = 700; // milliseconds until a picture that takes long is shown un
 
 // The colours that the style sheet says, as [r, g, b].
 function palette() {
-  const style = getComputedStyle(document.documentElement);
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = 1;
+  document.body.append(canvas);
   const pen = /** @type {CanvasRenderingContext2D} */ (
     canvas.getContext("2d", { willReadFrequently: true })
   );
   const colour = (name) => {
-    pen.fillStyle = style.getPropertyValue(`--${name}`).trim();
+    canvas.style.color = `var(--${name})`;
+    pen.fillStyle = getComputedStyle(canvas).color;
     pen.fillRect(0, 0, 1, 1);
     return [...pen.getImageData(0, 0, 1, 1).data.slice(0, 3)];
   };
-  return Object.fromEntries(
-    ["sheet", "more", "less", "flow", "hatch", "alarm"].map((name) => [name, colour(name)]),
-  );
+  const names = ["sheet", "more", "less", "flow", "hatch", "alarm"];
+  const found = Object.fromEntries(names.map((name) => [name, colour(name)]));
+  canvas.remove();
+  return found;
 }
 
 // How many dots a matrix has, and how many numbers go into one.

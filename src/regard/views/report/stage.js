@@ -15,6 +15,7 @@ const NARROW = 700; // pixels of a screen that shows one cross below the other
 const LEAST = 28; // pixels of a cell with a number
 const STRIP = 186; // below the picture, for what opens there
 const MARGIN = 28;
+const PAPER = 680; // pixels of a sheet
 const MOST_DOTS = 14; // keys of a mask that is drawn between scores and weights
 export const sheet = h("div.sheet-of-all");
 const caption = find("#caption");
@@ -82,7 +83,7 @@ function titleOf(view, room) {
 // --- the stations ---------------------------------------------------------------------------
 
 function makeSection(view) {
-  view.title = h("h3");
+  view.title = h("h2");
   view.body = view.big ? drawingOf(view) : gridOf(view);
   if (view.big) makeNames(view);
   view.section = h(
@@ -227,6 +228,7 @@ export function lay() {
   }
   const bottom = above + (kind === "wide" ? placed.bottom : placed.height);
   sheet.style.width = `${Math.max(placed.width + 2 * left, stage.clientWidth)}px`;
+  stage.style.setProperty("--paper-zoom", String(Math.min(1, PAPER / Math.max(placed.width + 2 * left, 1))));
   stage.classList.toggle("zoomed", state.zoom > 1);
   stage.classList.toggle("scrolls", placed.width + left > stage.clientWidth);
   if (kind === "wide") {

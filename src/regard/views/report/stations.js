@@ -5,7 +5,7 @@ import { cut } from "./derivation.js";
 import { gradientOf, isHead, position } from "./attention.js";
 import { hiddenBy } from "./visibility.js";
 import { bdi, h, widthOf } from "./elements.js";
-import { comparable, labels, layer, ownHead, picture, runs, shown, state } from "./shown.js";
+import { comparable, content, labels, layer, ownHead, picture, runs, shown, state } from "./shown.js";
 
 const MOST = 32; // rows or columns of a table of elements; larger ones are drawn
 const DIGITS = 8; // of what a number was
@@ -36,7 +36,9 @@ export function viewOf(station) {
     return own === null ? places : [own, ...places];
   };
   const [down, right] = sides;
+  const notes = content.labelSets[layer().notes[station.step]] ?? [];
   return {
+    notes: rowAxis && !station.turned ? notes : [],
     ...station,
     step,
     own,
@@ -210,9 +212,10 @@ function dress(element, { text, kind, share, hint, changed }, later) {
 
 // Names, rows and cells; one of the cells is reached by Tab.
 export function gridOf(view) {
-  const { rows, columns, down, right, step } = view;
+  const { rows, columns, down, right, step, notes } = view;
   view.cells = [];
-  const name = (role, text) => h("span", { role, title: text }, bdi(cut(text, 60)));
+  const name = (role, text, note = "") =>
+    h("span", { role, title: note ? `${text}: ${note}` : text }, bdi(cut(text, 60)));
   const heads = Array.from({ length: columns }, (_, k) => name("columnheader", right.labels[k] ?? ""));
   const body = Array.from({ length: rows }, (_, row) => {
     const cells = Array.from({ length: columns }, (_, column) => {
@@ -222,7 +225,7 @@ export function gridOf(view) {
       view.cells.push(cell);
       return cell;
     });
-    return h("div", { role: "row" }, name("rowheader", down.labels[row] ?? ""), cells);
+    return h("div", { role: "row" }, name("rowheader", down.labels[row] ?? "", notes[row]), cells);
   });
   const corner = h("span.corner", { role: "columnheader" });
   const grid = h(
