@@ -149,9 +149,8 @@ class Pool:
 
 def _words(operation: Operation) -> dict[str, Any]:
     """What the page cannot know of an operation by computing it."""
-    fields = ("lead", "names", "numbers", "term", "numpy", "nonzero", "total", "exact")
-    fields += ("overflows", "latex_numbers")
-    return {field: getattr(operation, field) for field in fields}
+    fields = "lead names numbers term numpy nonzero total exact overflows latex_numbers"
+    return {field: getattr(operation, field) for field in fields.split()}
 
 
 @lru_cache(maxsize=32)
@@ -180,7 +179,7 @@ def _picture(form: Form) -> dict[str, Any]:
 def _declaration(step: Step) -> tuple[str, ...]:
     """A step in few bytes; `stepOf` in carried.js reads it."""
     operands = " ".join(f"{ref.step}:{','.join(ref.index)}" for ref in step.operands)
-    parts = [step.name, step.symbol, step.formula, step.op, " ".join(step.axes), operands]
+    parts = (step.name, step.symbol, step.formula, step.op, " ".join(step.axes), operands)
     return (*parts, step.running, step.over, step.of, step.phase, step.latex_symbol)
 
 

@@ -4,12 +4,12 @@
 import { formatNumber, rounded } from "./numbers.js";
 import { cut } from "./derivation.js";
 import { bdi, button, colHead, gallery, h, rowHead, scrolled, stage, table } from "./elements.js";
-import { carried, content, doing, labels, layer, runs, state } from "./shown.js";
+import { carried, content, doing, drawing, labels, layer, runs, state } from "./shown.js";
 import { figure, numbersOf } from "./stations.js";
 import { drawMatrix } from "./pictures.js";
 
 // The cell of a drawing of so many rows and columns that was pointed at.
-export function cellAt({ clientX, clientY }, element, { rows, columns }) {
+function cellAt({ clientX, clientY }, element, { rows, columns }) {
   const box = element.getBoundingClientRect();
   const at = (place, from, size, count) =>
     Math.max(0, Math.min(count - 1, Math.floor(((place - from) / size) * count)));
@@ -22,7 +22,7 @@ const figureOf = (canvas, ...words) => h("figure.picture", canvas, h("figcaption
 const isLogarithmic = ({ step }) => step.name === "weights" || step.name === "exponentials";
 
 // A station with a dot for each number; keys move over it as over a table.
-export function drawingOf(view) {
+function drawingOf(view) {
   const { name, rows, columns, step } = view;
   const words = `${step.name}: ${rows} by ${columns} numbers, drawn. Arrow keys move over them, Enter opens one.`;
   view.cursor = [0, 0];
@@ -33,7 +33,7 @@ export function drawingOf(view) {
   return h("div.drawing", view.canvas, view.figures);
 }
 
-export function fillDrawing(view) {
+function fillDrawing(view) {
   view.drawn?.stop();
   const { turned, rows, columns } = view;
   /** @type {any[]} */
@@ -49,7 +49,7 @@ export function fillDrawing(view) {
 }
 
 // The numbers of what is in sight of a drawing, where its cells have room for them.
-export function showFigures(view) {
+function showFigures(view) {
   const { canvas, figures, type, u, tall, turned } = view;
   if (!type || !canvas.isConnected) {
     figures.hidden = true;
@@ -88,7 +88,7 @@ export function showFigures(view) {
 }
 
 // A head of which the page has no numbers but the pooled weights.
-export function pooledHead() {
+function pooledHead() {
   const heading = "The strongest keys of each row";
   const found = layer().overview[`${state.batch}/${state.head}`];
   const step = (...children) => h("section.step", children);
@@ -157,7 +157,7 @@ function tilesOf({ rows, columns }, numbers) {
 }
 
 // All heads at a glance; each is a button.
-export function buildGallery() {
+function buildGallery() {
   const pooled = content.layers.map((own) => Object.keys(own.overview).length);
   const several = content.layers.length > 1 || pooled.some((count) => count > 1);
   if (!several || !pooled.some(Boolean)) return;
@@ -190,9 +190,14 @@ function headButton(name, place) {
   return made;
 }
 
-export function pressGallery() {
+function pressGallery() {
   for (const one of gallery.querySelectorAll("button")) {
     const chosen = Object.entries(one.place).every(([name, number]) => state[name] === number);
     one.setAttribute("aria-pressed", String(chosen));
   }
 }
+
+Object.assign(drawing, {
+  ...{ buildGallery, cellAt, fill: fillDrawing, make: drawingOf, pooledHead },
+  ...{ pressGallery, showFigures },
+});

@@ -39,9 +39,10 @@ SEARCHED = 100_000
 # In this order: each one may import from those before it.
 SCRIPTS = (
     *("numbers", "visibility", "operations", "attention", "derivation", "carried", "figures"),
-    *("picture", "pictures", "elements", "shown", "stations", "summary", "large", "words"),
+    *("picture", "elements", "shown", "stations", "summary", "words"),
     *("stage", "operands", "change", "why", "walk", "link"),
 )
+LARGE_SCRIPTS = ("pictures", "large")
 GRADIENT_SCRIPTS = ("descent", "nudging", "curve", "learn")
 LAST_SCRIPT = "report"
 # Variables, and what is below one; elements.js has the same.
@@ -68,7 +69,7 @@ def render(explanations: Mapping[str, Trace], budget: int, digits: int) -> str:
     reserved = len(_assembled(frame, Plan({}), bare).encode())
     for _ in range(2):
         plan = make_plan(explanations, budget, reserved, lambda head: _tables(head, digits))
-        text = _assembled(frame, plan, page_data(explanations, plan, digits))
+        text = _assembled(_fitting(frame, plan), plan, page_data(explanations, plan, digits))
         surplus = len(text.encode()) - budget
         if surplus <= 0:
             return text
@@ -80,7 +81,6 @@ def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
     """What the page says whatever fits into it."""
     first = next(iter(explanations.values()))
     more = any(map(has_gradients, explanations.values()))
-    style, script = _style(more), _script(more)
     count = len(explanations)
     several = len({one.mechanism for one in explanations.values()}) > 1
     said = f"{count} mechanisms, of which one is shown." if several else ""
@@ -99,10 +99,27 @@ def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
         "reading_note": READING_NOTE,
         "digits": digits,
         "kind_of_layer": "mechanism" if several else "layer",
+        **_code(more, True),
+    }
+
+
+def _code(gradients: bool, large: bool) -> dict[str, Any]:
+    """The style and the script of a page, and what allows them."""
+    style, script = _style(gradients), _script(gradients, large)
+    return {
         "policy": policy(style, script),
         "style": Markup(style),
         "script": Markup(script),
     }
+
+
+def _fitting(frame: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The frame without the script for large tables and several heads, where there are none."""
+    layers = [layer.explanation for layer in plan.layers.values()]
+    sizes = [size for one in layers for step in one.steps.values() for size in step.shape]
+    if plan.overview or not is_printed((max(sizes), 1)):
+        return frame
+    return {**frame, **_code(any(map(has_gradients, layers)), False)}
 
 
 def _parting(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any] | None:
@@ -175,17 +192,20 @@ def asset(name: str) -> str:
 @cache
 def _style(gradients: bool) -> str:
     """The style sheet; that of gradients only where there are any."""
-    own = asset("report/style.css") + asset("report/picture.css")
-    return own + asset("report/gradients.css") if gradients else own
+    names = ("style", "picture", *("gradients",) * gradients)
+    whole = "".join(asset(f"report/{name}.css") for name in names)
+    whole = re.sub(r"/\*.*?\*/|^\s+", "", whole, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"\s*([{;,])\s*", r"\1", whole)
 
 
 @cache
-def _script(gradients: bool) -> str:
+def _script(gradients: bool, large: bool) -> str:
     """The modules bundled into one script, each a function that returns its exports.
 
     Comments, indentation and spaces around operators are removed.
     """
-    names = (*SCRIPTS, *(GRADIENT_SCRIPTS if gradients else ()), LAST_SCRIPT)
+    more = (*LARGE_SCRIPTS * large, *GRADIENT_SCRIPTS * gradients)
+    names = (*SCRIPTS, *more, LAST_SCRIPT)
     whole = "\n".join(_as_function(name, asset(f"report/{name}.js")) for name in names)
     whole = re.sub(r"/\*\*.*?\*/", "", whole, flags=re.DOTALL)
     whole = re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
@@ -202,6 +222,7 @@ def _tight(line: str) -> str:
     parts = re.split(r'("(?:[^"\\]|\\.)*"|`[^`]*`|/(?! )(?:[^/\\]|\\.)+/)', line)
     parts[::2] = (re.sub(r"(?<=[\w)\]]) ([+/-]) (?=[\w(\[])", r"\1", part) for part in parts[::2])
     parts[::2] = (re.sub(r"\s*([=<>!&|?:,;{}()\[\]%*]+)\s*", r"\1", part) for part in parts[::2])
+    parts[::2] = (re.sub(r"\bconst\b", "let", part) for part in parts[::2])
     return "".join(parts)
 
 

@@ -10,6 +10,7 @@ import {
   comparable,
   content,
   doing,
+  drawing,
   extras,
   fitsNow,
   labels,
@@ -25,7 +26,6 @@ import { build, fillShelf, lay, pointed, repaint, sheet, zoomTo } from "./stage.
 import { editPlace } from "./change.js";
 import { recall, remember } from "./link.js";
 import { mark, showWhy } from "./why.js";
-import { buildGallery, pressGallery } from "./large.js";
 import { rowFigures, stepFigures } from "./summary.js";
 import { leave, sentence, walk, walkTo } from "./walk.js";
 import { lightUp } from "./words.js";
@@ -133,7 +133,7 @@ function rebuild() {
   build();
   if (active && shown.has(active.name)) focusCell(shown.get(active.name), active.row, active.column);
   setTools();
-  pressGallery();
+  drawing.pressGallery?.();
   mark();
 }
 
@@ -428,17 +428,18 @@ function start() {
   recall();
   build();
   setTools();
-  pressGallery();
+  drawing.pressGallery?.();
   say();
   if (state.cell) reveal(state.cell.step);
   showWhy();
+  if (state.cell) find(".mark.open")?.scrollIntoView({ block: "center", inline: "nearest" });
 }
 
 Object.assign(doing, { open, back, close, change, changeAll, choose, recompute, show: showWhy });
 Object.assign(doing, { mark, reveal, sentence, shelve, turn, turnBack, walkTo });
 tools.hidden = false;
 tools.elements.link.hidden = location.protocol === "about:"; // in a notebook there is no link
-buildGallery();
+drawing.buildGallery?.();
 start();
 window.addEventListener("popstate", start);
 window.addEventListener("hashchange", () => {

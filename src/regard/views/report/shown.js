@@ -46,6 +46,10 @@ export const doing = {};
 /** @type {{panel?: Function, update?: Function}[]} */
 export const extras = [];
 
+// What pages with large tables or several heads add; see large.js.
+/** @type {Record<string, Function>} */
+export const drawing = {};
+
 export const layer = () => content.layers[state.layer];
 
 export const picture = () => content.pictures[layer().picture];

@@ -4,9 +4,8 @@
 import { isHead } from "./attention.js";
 import { cut } from "./derivation.js";
 import { button, fill, find, h, main, stage, typeset, widthOf } from "./elements.js";
-import { cellAt, drawingOf, fillDrawing, pooledHead, showFigures } from "./large.js";
 import { fit, groupsOf } from "./picture.js";
-import { carried, content, doing, layer, picture, runs, shown, state } from "./shown.js";
+import { carried, content, doing, drawing, layer, picture, runs, shown, state } from "./shown.js";
 import { fillCells, gridOf, isLater, numbersOf, typeOf, unshaded, viewOf } from "./stations.js";
 import { buildSummary, dropSummary, fillSummary } from "./summary.js";
 import { drawWords, hasWords, wordsFit } from "./words.js";
@@ -84,7 +83,7 @@ function titleOf(view, room) {
 
 function makeSection(view) {
   view.title = h("h2");
-  view.body = view.big ? drawingOf(view) : gridOf(view);
+  view.body = view.big ? drawing.make(view) : gridOf(view);
   if (view.big) makeNames(view);
   view.section = h(
     "section.station",
@@ -166,7 +165,7 @@ export function build() {
   find(".pooled-head", main)?.remove();
   stage.hidden = !exact;
   if (!exact) {
-    const made = pooledHead();
+    const made = drawing.pooledHead();
     made.classList.add("pooled-head");
     main.prepend(made);
     dropSummary();
@@ -257,7 +256,7 @@ export function repaint() {
     for (const key of ["step", "block", "own", "index", "given"]) old[key] = fresh[key];
     if (gone) relabel(old);
     if (old.big) {
-      fillDrawing(old);
+      drawing.fill(old);
       if (old.names) fillNames(old);
     } else fillCells(old);
     old.section.classList.toggle("later", state.walk !== null && isLater(old));
@@ -395,7 +394,7 @@ export function fillShelf() {
     fill(own.title, h("b", short ? typeset(symbol) : words), " ", !short && h("span.formula", typeset(own.given ? "" : formula)));
     if (own.big) {
       fillNames(own);
-      fillDrawing(own);
+      drawing.fill(own);
     } else fillCells(own);
   }
   if (kind !== "wide") shelf.style.top = `${shown.get(state.shelf).y + shown.get(state.shelf).height + 40}px`;
@@ -418,11 +417,11 @@ export function zoomTo(zoom, x, y) {
   lay();
   stage.scrollLeft = near.x + fx * near.w - (x - box.left);
   stage.scrollTop = near.y + fy * near.height - (y - box.top);
-  for (const view of shown.values()) if (view.big) showFigures(view);
+  for (const view of shown.values()) if (view.big) drawing.showFigures(view);
 }
 
 stage.addEventListener("scroll", () => {
-  for (const view of shown.values()) if (view.big) showFigures(view);
+  for (const view of shown.values()) if (view.big) drawing.showFigures(view);
 });
 
 // The cell of a station under the pointer.
@@ -432,7 +431,7 @@ export function pointed(event) {
   const canvas = event.target.closest("canvas");
   const view = canvas?.place && shown.get(canvas.place.name);
   if (!view) return null;
-  const [row, column] = cellAt(event, view.canvas, view);
+  const [row, column] = drawing.cellAt(event, view.canvas, view);
   return { view, row, column };
 }
 
