@@ -48,6 +48,10 @@ WHAT_IF = {
         "label": "without the mask",
         "words": "No key is hidden from any query. A bias of −∞ counts as 0.",
     },
+    "causal": {
+        "label": "causal",
+        "words": "No query sees a key after its own position.",
+    },
     "axis": {
         "label": "softmax over the wrong axis",
         "words": "A mistake: softmax runs down the columns. Now the weights of each key add up to "

@@ -556,6 +556,25 @@ def test_taking_minus_infinity_out_of_a_bias_shows_the_key() -> None:
     assert_same_numbers(found, regard.explain(query, key, value, bias=np.zeros((3, 4))))
 
 
+@pytest.mark.parametrize("given", ["nothing", "a mask", "heads"])
+def test_a_key_hidden_by_hand_is_hidden_as_by_a_mask(given: str) -> None:
+    query, key, value = HEADS if given == "heads" else PLAIN
+    mask = np.ones((query.shape[-2], key.shape[-2]), dtype=bool)
+    options = {"causal": True, "offset": 1} if given == "a mask" else {}
+    page = carried(regard.explain(query, key, value, **options))
+    mask[1, 0] = mask[2, 1] = False
+    edits = [["0|mask|own", int(flat), 0] for flat in np.flatnonzero(~mask)]
+    (found,) = ask({"task": "cells", "edits": edits, **page})
+    assert_same_numbers(found, regard.explain(query, key, value, mask=mask, **options))
+
+
+def test_a_causal_mask_is_switched_on() -> None:
+    arrays = [numbers(seed, 3, 2) for seed in range(3)]
+    page = carried(regard.explain(*arrays, target=numbers(50, 3, 2)))
+    (found,) = ask({"task": "cells", "switches": ["causal"], **page})
+    assert_same_numbers(found, regard.explain(*arrays, target=numbers(50, 3, 2), causal=True))
+
+
 @pytest.mark.parametrize("softmax", ["shifted", "unshifted"])
 def test_each_switch_gives_what_python_computes_with_that_change(softmax: Any) -> None:
     x = numbers(31, 4, 3)

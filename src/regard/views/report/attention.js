@@ -65,7 +65,7 @@ const ROWS_HELD = 64;
 // head)` those that are already computed, or null; `rules` says which keys are hidden.
 export class Run {
   constructor(
-    { steps, sizes, letters, operations = {}, rules = null, positions = 0, batch = [], ids = [] },
+    { steps, sizes, letters, operations = {}, rules = null, positions = 0, batch = [], ids = [], byHand = /** @type {any} */ (null) },
     given,
     known = () => null,
   ) {
@@ -80,6 +80,7 @@ export class Run {
       ]),
     );
     this.ids = ids;
+    this.byHand = byHand; // how a reader hides a key that no table decides about
     this.sizes = sizes;
     this.given = given;
     this.known = known;
@@ -327,9 +328,12 @@ export class Run {
     return judge(this.rules, this.placeOf(head, query, key));
   }
 
-  // Which cells of given tables, turned, would show or hide this key.
+  // Which cells of tables, turned, would show or hide this key; if no table decides, it is hidden by hand.
   turns(head, query, key) {
-    return turnsOf(this.rules, this.placeOf(head, query, key));
+    const place = this.placeOf(head, query, key);
+    const found = turnsOf(this.rules, place);
+    const visible = !this.rules || judge(this.rules, place).visible;
+    return found.length || !visible || !this.byHand ? found : [this.byHand(query, key)];
   }
 
   placeOf(head, query, key) {

@@ -5,6 +5,9 @@ import { bytesOf, floatsOf } from "./numbers.js";
 import { Run } from "./attention.js";
 import { tablesOf } from "./visibility.js";
 
+const BY_HAND = "own"; // the part of an edit that a reader's own mask has
+const cellsOf = ({ sizes }) => (sizes.L ?? 1) * sizes.S;
+
 const listOf = (text, separator) => (text ? text.split(separator) : []);
 
 // A declared step, as `_declaration` in json_data.py wrote it.
@@ -40,6 +43,7 @@ export class Carried {
 
   // One array as float64.
   decode(entry) {
+    if (entry.ones) return new Float64Array(entry.count).fill(1);
     const key = `${entry.dtype}${entry.at}/${entry.count}${entry.fill ? "f" : ""}`;
     if (!this.decoded.has(key)) {
       const floats = floatsOf(this.bytes, entry.fill ? { ...entry, count: 1 } : entry);
@@ -65,9 +69,10 @@ export class Carried {
   }
 
   // The array that an edit changes: a part of a given step, or the cells of a table among the
-  // rules, whose part is its number. Undefined if there is none.
+  // rules, whose part is its number, or a mask by hand. Undefined if there is none.
   editable(layer, name, part) {
     const own = /^\d+$/.test(layer) ? this.layers[layer] : null;
+    if (name === "mask" && part === BY_HAND) return own && { ones: true, count: cellsOf(own) };
     if (name === "mask") return tablesOf(own?.rules)[part]?.cells;
     const parts = own && Object.hasOwn(own.given, name) ? own.given[name] : {};
     return Object.hasOwn(parts, part) ? parts[part] : undefined;
@@ -98,7 +103,7 @@ export class Carried {
     const own = this.layers[layer];
     const rules = this.rules(layer, batch, { switches, edits });
     const bits = [...switches].reduce(
-      (sum, name) => sum + this.content.bits[name],
+      (sum, name) => sum + (this.content.bits[name] ?? 0),
       rules ? this.content.masked : 0,
     );
     const ids = own.variants[bits];
@@ -117,27 +122,41 @@ export class Carried {
     const positions = own.positions[batch] ?? own.positions[0] ?? 0;
     const { letters, operations } = this.content;
     const batches = unravel(batch, own.lead);
-    return new Run(
-      { steps, sizes: own.sizes, letters, operations, rules, positions, batch: batches, ids },
-      given,
-      computed,
-    );
+    const { S, L = 1 } = own.sizes;
+    const table = { name: "mask by hand", cells: { shape: [L, S] } };
+    const key = `${layer}|mask|${BY_HAND}`;
+    const byHand = (i, j) => ({ table, place: { key, flat: i * S + j }, value: 0 });
+    const declared = { steps, sizes: own.sizes, letters, operations, rules, positions, ids };
+    return new Run({ ...declared, batch: batches, byHand }, given, computed);
   }
 
   // What hides keys: the rules of the call, and −∞ wherever the bias has one.
   rules(layer, batch, changed) {
     if (changed.switches.has("mask")) return null;
     const rules = this.filled(this.layers[layer].rules, layer, changed.edits);
-    const hides = Object.keys(this.layers[layer].given.bias ?? {}).some((key) => {
-      const [, own] = key.split("/");
+    const own = rules?.kind === "all" ? rules.parts : rules ? [rules] : [];
+    const parts = [...own, ...this.added(layer, batch, changed)];
+    if (parts.length === own.length) return rules;
+    return parts.length > 1 ? { kind: "all", name: "all of", parts } : parts[0];
+  }
+
+  // What hides keys beside the rules of the call: a switch, a mask by hand, −∞ in the bias.
+  added(layer, batch, changed) {
+    const { given, sizes } = this.layers[layer];
+    const found = changed.switches.has("causal") ? [{ kind: "causal", name: "causal" }] : [];
+    const key = `${layer}|mask|${BY_HAND}`;
+    if (changed.edits.has(key)) {
+      const data = this.edited({ ones: true, count: cellsOf(this.layers[layer]) }, changed.edits.get(key));
+      const cells = { data, shape: [sizes.L ?? 1, sizes.S] };
+      const words = { seen: "visible", unseen: "hidden by hand" };
+      found.push({ kind: "cells", name: "mask by hand", key, cells, ...words });
+    }
+    const hides = Object.keys(given.bias ?? {}).some((part) => {
+      const [, own] = part.split("/");
       const head = own === "-" ? null : Number(own);
       return this.given(layer, batch, "bias", head, changed)?.includes(-Infinity);
     });
-    if (!hides) return rules;
-    const leaf = { kind: "bias", name: "bias −inf" };
-    if (rules === null) return leaf;
-    const parts = rules.kind === "all" ? rules.parts : [rules];
-    return { kind: "all", name: "all of", parts: [...parts, leaf] };
+    return hides ? [...found, { kind: "bias", name: "bias −inf" }] : found;
   }
 
   // A rule with its arrays; every table has its number.

@@ -46,12 +46,12 @@ export function editField({ step, value, index }) {
 /** @param {{step: any, place: any, verdicts: Verdict[], hidden: boolean}} derivation */
 export function maskField({ step, place, verdicts: [verdict], hidden }) {
   const given = step.op === "visible";
-  if (!verdict || !(hidden || given || step.op === "select")) return [];
+  if (!(hidden || given || step.op === "select" || step.name === "weights")) return [];
   const turns = runs.now.turns(...place);
   const remark = (words) => h("p.decided", words);
   const listed = (names) => [...new Set(names.map((name) => cut(name, 80)))].join(" and ");
   if (!turns.length) {
-    if (!hidden && !given) return [];
+    if (!verdict || (!hidden && !given)) return [];
     const rules = leaves(verdict).filter((leaf) => !leaf.table && leaf.visible === !hidden);
     const bias = rules.some((leaf) => leaf.rule === BIAS) && biasButton(place);
     if (bias) return [remark("The bias is −∞ here; it is given and can be changed:"), bias];

@@ -436,7 +436,7 @@ function start() {
 }
 
 Object.assign(doing, { open, back, close, change, changeAll, choose, recompute, show: showWhy });
-Object.assign(doing, { mark, reveal, sentence, shelve, turn, turnBack, walkTo });
+Object.assign(doing, { mark, reveal, sentence, shelve, turnBack, walkTo });
 tools.hidden = false;
 tools.elements.link.hidden = location.protocol === "about:"; // in a notebook there is no link
 drawing.buildGallery?.();

@@ -305,17 +305,18 @@ function drawGate() {
 function dots() {
   const view = shown.get("weights");
   const { S, L = 1 } = layer().sizes;
-  if (kind !== "wide" || view.big || S > MOST_DOTS || !runs.now.steps.has("visible"))
+  if (kind !== "wide" || view.big || S > MOST_DOTS)
     return kind === "wide" && h("span.arrow", { "aria-hidden": "true" }, "→");
   const step = runs.now.steps.get("visible");
   const size = Math.min(14, 84 / S);
   const made = Array.from({ length: L * S }, (_, k) => {
     const [i, j] = [Math.floor(k / S), k % S];
-    const index = step.axes.map((axis) => ({ H: state.head, L: i, S: j })[axis]);
-    const seen = runs.now.value("visible", index);
-    const dot = h(seen ? "i.dot" : "i.dot.no", { title: seen ? "visible: click to hide" : "hidden: click to show" });
+    const index = step?.axes.map((axis) => ({ H: state.head, L: i, S: j })[axis]);
+    const seen = !step || runs.now.value("visible", index);
+    const title = seen ? "visible: click to hide" : "hidden: click to show";
+    const dot = h(seen ? "i.dot" : "i.dot.no", { title });
     dot.style.cssText = `left:${j * size}px;top:${i * view.tall}px;width:${size}px;height:${view.tall}px`;
-    dot.addEventListener("click", () => doing.turn(step.name, index));
+    dot.addEventListener("click", () => doing.changeAll(runs.now.turns(state.head, i, j), ""));
     return dot;
   });
   const box = h("div.dots", { "aria-hidden": "true" }, made);

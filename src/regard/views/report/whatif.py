@@ -13,7 +13,9 @@ from functools import lru_cache
 from itertools import compress, product
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from regard.compute.visibility import Combined, Mask
 from regard.errors import OptionError
+from regard.masks import Causal
 from regard.textbook.loss import continued
 from regard.textbook.steps import Ref, Step, textbook
 
@@ -32,13 +34,20 @@ def switches(explanation: Trace) -> tuple[str, ...]:
     """The switches that change something in this attention."""
     steps, sizes = explanation.source.steps, explanation.source.sizes
     rows, (score, normalize) = "L" in steps["scores"].axes, explanation.mechanism
+    square = rows and sizes["L"] == sizes["S"]
     possible = {
         "scale": score == "dot" and float(explanation.steps["scale"].value) != 1,
         "mask": "visible" in steps,
+        "causal": square and not _is_causal(explanation.source.rules),
         "axis": rows and normalize == "softmax",
-        "swap": rows and sizes["L"] == sizes["S"] and score == "dot",
+        "swap": square and score == "dot",
     }
     return tuple(name for name, there in possible.items() if there)
+
+
+def _is_causal(rule: Mask | None) -> bool:
+    parts = rule.parts if isinstance(rule, Combined) else ()
+    return isinstance(rule, Causal) or any(map(_is_causal, parts))
 
 
 class Form(NamedTuple):
@@ -47,7 +56,6 @@ class Form(NamedTuple):
     given: frozenset[str]
     heads: bool
     rows: bool
-    masked: frozenset[bool]  # whether a rule hides keys, now or after a change
     softmax: Literal["shifted", "unshifted"]
     width: bool
     mechanism: tuple[Any, Any]
@@ -62,15 +70,11 @@ def form_of(explanation: Trace) -> Form:
     if "scores" not in source.steps:
         raise OptionError("a page shows one attention, not a whole model; explain one layer of it")
     axes = source.steps["scores"].axes
-    masked = {"visible" in source.steps, False}
-    if "bias" in source.steps:
-        masked |= {True}  # −∞ may be written into a bias
     loss = ("target" if "target" in source.steps else "gradient") * has_gradients(explanation)
     return Form(
         given=frozenset(given_steps(explanation)),
         heads="H" in axes,
         rows="L" in axes,
-        masked=frozenset(masked),
         softmax="shifted" if "row_maximum" in source.steps else "unshifted",
         width="width" in source.steps,
         mechanism=explanation.mechanism,
@@ -83,12 +87,12 @@ def form_of(explanation: Trace) -> Form:
 @lru_cache(maxsize=32)
 def variants(form: Form) -> dict[int, tuple[Step, ...]]:
     """The declared steps for every combination of switches, by the sum of their bits."""
-    names = form.switches
+    names = [name for name in form.switches if name in BITS]
     subsets = [set(compress(names, on)) for on in product((False, True), repeat=len(names))]
     return {
         sum(BITS[name] for name in on) + MASKED * hides: _declared(form, on, hides)
         for on in subsets
-        for hides in sorted(form.masked)
+        for hides in (False, True)  # whether a rule hides keys, now or after a change
         if not (hides and "mask" in on)
     }
 
