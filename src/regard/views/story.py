@@ -19,12 +19,6 @@ from regard.views.step_words import constant_bias, count
 # Heads were cut out of these, number by number.
 PACKED = tuple(f"projected_{name}" for name in PROJECTIONS)
 
-# The steps that lead to each of the three.
-_LANES = {
-    name: (f"W_{one[0]}", f"b_{one[0]}", f"{one}_products", f"projected_{name}", name)
-    for name, one in zip(PROJECTIONS, ("query", "key", "value"), strict=True)
-}
-
 # Each section goes on to this step of the textbook.
 SECTIONS = {
     "Where the numbers start": "context",
@@ -124,11 +118,6 @@ def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
                 title = "Weights"
         sections[title] = (*sections.get(title, ()), name)
     return sections
-
-
-def lane(step: str) -> str:
-    """Which of queries, keys and values a step leads to: the three are made side by side."""
-    return next((name for name in PROJECTIONS if step in _LANES[name]), "")
 
 
 def by_products(explanation: Trace) -> tuple[str, ...]:

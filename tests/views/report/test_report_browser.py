@@ -512,7 +512,6 @@ def test_statistics_are_pythons_at_any_number_of_decimals(name: str, open_page: 
         page.select_option("[name=digits]", str(digits))
         printed = summary(Head(explanation, None), digits)
         assert printed is not None
-        wanted = (*printed.steps.rows, *printed.rows.rows)
         rows = page.evaluate(
             """() => [...document.querySelectorAll(".figures tbody tr")].map((tr) =>
               [...tr.querySelectorAll("td:not(.remark)")].map((td) => td.textContent))"""

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
@@ -311,26 +311,20 @@ def _indices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _sections(head: Head, digits: int) -> list[dict[str, Any]]:
-    """The steps of a head under their headings, side by side in lanes; by-products at the end."""
+    """The steps of a head under their headings, each with its gradient; by-products at the end."""
     sections, gradients, others = arrangement(head.explanation)
-
-    def lanes(names: Iterable[Sequence[str]]) -> list[list[list[dict[str, Any]]]]:
-        """Every step with what is shown beside it."""
-        return [
-            [
-                [
-                    _step(head, one, digits)
-                    for one in (name, *(g for g in gradients if gradients[g] == name))
-                ]
-                for name in lane
-            ]
-            for lane in names
-        ]
-
-    shown = [{"title": title, "lanes": lanes(_lanes(names))} for title, names in sections.items()]
-    if others:
-        shown.append({"title": "", "lanes": lanes([name] for name in others)})
-    return shown
+    shown = [*sections.items(), *([("", others)] if others else [])]
+    return [
+        {
+            "title": title,
+            "steps": [
+                _step(head, one, digits)
+                for name in names
+                for one in (name, *(g for g in gradients if gradients[g] == name))
+            ],
+        }
+        for title, names in shown
+    ]
 
 
 def _checks(explanation: Trace) -> dict[str, Any] | None:
@@ -345,14 +339,6 @@ def _checks(explanation: Trace) -> dict[str, Any] | None:
         for line in ([(False, one) for one in check.wrong] or [(True, check.right)])
     ]
     return {"said": said(len(found), wrong), "wrong": wrong, "lines": lines}
-
-
-def _lanes(names: tuple[str, ...]) -> list[list[str]]:
-    """Steps in lanes: those of one lane are shown below each other, lanes side by side."""
-    lanes: dict[str, list[str]] = {}
-    for name in names:
-        lanes.setdefault(story.lane(name) or name, []).append(name)
-    return list(lanes.values())
 
 
 def _step(head: Head, name: str, digits: int) -> dict[str, Any]:

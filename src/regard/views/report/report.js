@@ -22,7 +22,7 @@ import {
   state,
 } from "./shown.js";
 import { focusCell, placeOf, viewOf } from "./stations.js";
-import { build, fillShelf, lay, pointed, repaint, sheet, zoomTo } from "./stage.js";
+import { build, fillShelf, lay, pointed, repaint, settle, sheet, zoomTo } from "./stage.js";
 import { editPlace } from "./change.js";
 import { recall, remember } from "./link.js";
 import { mark, showWhy } from "./why.js";
@@ -63,7 +63,7 @@ function reveal(name) {
   const step = runs.now.steps.get(name);
   const backwards = step.phase === "backward";
   const there = () => [...shown.values()].some((view) => view.step.name === name || view.station === name);
-  if (backwards !== state.backwards && (backwards || !there())) turnBack(backwards);
+  if (backwards !== state.backwards && step.phase !== "loss") turnBack(backwards);
   if (there()) return;
   const station = [...shown.values()].find((view) => view.inside.includes(name));
   if (station) shelve(station.name);
@@ -161,6 +161,7 @@ function say() {
   const spans = lines.map((line) => [h("span", line), " "]);
   fill(find(".status"), lines.length > 0 && h("p", spans));
   tools.elements.reset.disabled = !runs.touched;
+  settle();
   for (const one of extras) one.update?.();
 }
 

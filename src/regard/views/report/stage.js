@@ -26,6 +26,8 @@ let placed = null; // what `fit` found
 let kind = ""; // wide or narrow
 /** @type {any[]} */
 let drawnGroups = [];
+let said = 0; // pixels of the sentence above a narrow picture
+let bottom = 0; // of the tables
 
 // --- names ----------------------------------------------------------------------------------
 
@@ -159,11 +161,15 @@ function roomFor(view) {
 }
 
 export function build() {
+  for (const view of shown.values()) view.drawn?.stop();
   shown.clear();
   sheet.replaceChildren();
   const exact = carried.isExact(state.layer, state.batch, state.head);
   find(".pooled-head", main)?.remove();
   stage.hidden = !exact;
+  stage.replaceChildren(sheet);
+  sheet.append(overlay, wordsBox, gate, caption, shelf);
+  if (whatIf) sheet.append(whatIf);
   if (!exact) {
     const made = drawing.pooledHead();
     made.classList.add("pooled-head");
@@ -178,10 +184,7 @@ export function build() {
     const { u } = fit(own, { width: width - 2 * MARGIN, height: 600, least: LEAST });
     if (u < LEAST) own = viewsOf((kind = "narrow"));
   }
-  for (const view of own.flat()) sheet.append(makeSection(view));
-  sheet.append(overlay, wordsBox, gate, caption, shelf);
-  if (whatIf) sheet.append(whatIf);
-  stage.replaceChildren(sheet);
+  overlay.before(...own.flat().map(makeSection));
   drawnGroups = own;
   lay();
   fillShelf();
@@ -219,13 +222,13 @@ export function lay() {
   doing.sentence();
   if (kind === "narrow") {
     caption.style.top = `${above}px`;
-    above += caption.offsetHeight + 20;
+    above += said = caption.offsetHeight + 20;
   }
   for (const view of groups.flat()) {
     const at = placed.places.get(view.name);
     place(view, { ...at, x: at.x + left, y: at.y + above }, placed.u, placed.h);
   }
-  const bottom = above + (kind === "wide" ? placed.bottom : placed.height);
+  bottom = above + (kind === "wide" ? placed.bottom : placed.height);
   sheet.style.width = `${Math.max(placed.width + 2 * left, stage.clientWidth)}px`;
   stage.style.setProperty("--paper-zoom", String(Math.min(1, PAPER / Math.max(placed.width + 2 * left, 1))));
   stage.classList.toggle("zoomed", state.zoom > 1);
@@ -237,11 +240,17 @@ export function lay() {
     caption.style.width = `${Math.max(340, Math.min(520, (scores?.x ?? 500) - left - 60))}px`;
   }
   shelf.style.top = `${bottom + 14}px`;
-  placeGate(bottom);
+  placeGate();
   const strip = kind === "wide" ? STRIP : (whatIf?.offsetHeight ?? 0) + 24;
-  sheet.style.height = `${Math.max(above + placed.height + 24, bottom + Math.max(strip, caption.offsetHeight + 24))}px`;
+  sheet.style.height = `${Math.max(above + placed.height + 24, bottom + strip)}px`;
   for (const view of groups.flat()) fill(view.title, titleOf(view, roomFor(view)));
   repaint();
+}
+
+// Room for what is said of a change.
+export function settle() {
+  if (kind === "wide") sheet.style.minHeight = `${bottom + caption.offsetHeight + 30}px`;
+  else if (state.walk === null && caption.offsetHeight + 20 !== said && !stage.hidden) lay();
 }
 
 // A reader who asks for many decimals gets cells that are wide enough.
@@ -324,7 +333,7 @@ function dots() {
   return box;
 }
 
-function placeGate(bottom) {
+function placeGate() {
   const weights = shown.get("weights");
   if (!weights) return;
   const source = shown.get(weights.source);
@@ -358,7 +367,11 @@ function rampOf(weights) {
 const SHELF = 36; // pixels of a cell
 
 export function fillShelf() {
-  for (const [name, view] of shown) if (view.shelved) shown.delete(name);
+  for (const [name, view] of shown) {
+    if (!view.shelved) continue;
+    view.drawn?.stop();
+    shown.delete(name);
+  }
   const view = shown.get(state.shelf);
   shelf.hidden = !view;
   stage.classList.toggle("shelf-open", Boolean(view));
@@ -398,6 +411,7 @@ export function fillShelf() {
       drawing.fill(own);
     } else fillCells(own);
   }
+  sheet.style.minHeight = `${shelf.offsetTop + shelf.offsetHeight}px`;
   if (kind !== "wide") shelf.style.top = `${shown.get(state.shelf).y + shown.get(state.shelf).height + 40}px`;
 }
 
