@@ -25,8 +25,6 @@ import regard
 from regard.views import report
 
 HERE = Path(__file__).parent
-# From the output back to the word vectors: which operand of each number is opened.
-WAY = ("O", 2), ("P", 0), ("Y", 0), ("A_s", 0), ("A", 2), ("Q", None)
 COMMAND = "regard diagnose docs/my_attention.py:attention"
 COLUMNS = 98
 # Black, red, green, yellow, blue, magenta, cyan and white, as dark pages of regard have them.
@@ -55,15 +53,12 @@ def main() -> None:
 
 
 def of_report(browser: Any) -> bytes:
-    """The report with one number opened, and the way back to the words walked."""
+    """The report with one number opened."""
     page_file = HERE / "report-picture.html"
     report.write(page_file, regard.explain(regard.load_problem("she-likes-coffee")), force=True)
     try:
-        page = browser.new_page(viewport={"width": 1440, "height": 1082})
-        page.goto(page_file.as_uri() + "#cell=output:0,2")
-        for _, operand in WAY:
-            if operand is not None:
-                page.locator("#why .operand").nth(operand).click()
+        page = browser.new_page(viewport={"width": 1440, "height": 800})
+        page.goto(page_file.as_uri() + "#cell=scores:2,2")
         page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
         page.wait_for_timeout(300)
         return page.screenshot()

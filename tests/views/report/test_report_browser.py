@@ -93,7 +93,8 @@ def tables(page: Any) -> dict[str, list[list[str]]]:
     """The texts in every table of the picture, each opened where it is."""
     return page.evaluate(
         """() => {
-        const { shown, runs, reveal, shelve, turnBack } = regard, all = {};
+        const { shown, runs, state, reveal, shelve, turnBack } = regard, all = {};
+        const { shelf, backwards } = state;
         for (const name of runs().now.steps.keys()) {
           reveal(name);
           const view = [...shown.values()].find((one) => one.step.name === name && !one.copy);
@@ -103,8 +104,8 @@ def tables(page: Any) -> dict[str, list[list[str]]]:
           const [down, across] = sizes.map((size) => [...Array(size).keys()]);
           all[name] = down.map((r) => across.map((c) => view.cells[at(r, c)].textContent));
         }
-        shelve("");
-        turnBack(false);
+        turnBack(backwards);
+        shelve(shelf);
         return all;
       }"""
     )
@@ -380,7 +381,8 @@ def test_a_cell_of_a_given_mask_is_turned_by_keys(open_page: Open) -> None:
     )
     for key in ("ArrowDown", "ArrowDown", "Space"):
         page.keyboard.press(key)
-    assert tables(page)["visible"][2] == ["1", "1", "1", "0"]
+    texts = [cell(page, "visible", 2, column).text_content() for column in range(4)]
+    assert texts == ["1", "1", "1", "0"]
     here = page.evaluate("document.activeElement.place")
     assert here == {"name": "visible", "row": 2, "column": 0}  # the focus stays in the table
     assert "visible[sat, the] is 1" in page.locator(".live").text_content()
@@ -395,9 +397,9 @@ def test_a_cell_of_a_given_mask_is_turned_by_keys(open_page: Open) -> None:
     assert page.locator(".status").text_content() == ""
     page.keyboard.press("Enter")  # opens it, and Enter again turns it
     page.keyboard.press("Enter")
-    assert tables(page)["visible"][2][0] == "1"
+    assert cell(page, "visible", 2, 0).text_content() == "1"
     page.keyboard.press("Enter")
-    assert tables(page)["visible"][2][0] == "0"
+    assert cell(page, "visible", 2, 0).text_content() == "0"
 
 
 def test_a_hidden_number_is_shown_by_a_click_and_the_link_keeps_that(open_page: Open) -> None:
