@@ -210,6 +210,7 @@ const gate = h("div.gate");
 // Put everything where there is room for it.
 export function lay() {
   const groups = drawnGroups;
+  if (stage.hidden) return;
   const width = stage.clientWidth - 2 * MARGIN * (kind === "wide" ? 1 : 0.5);
   const tall = kind === "wide" ? innerHeight - stage.offsetTop - STRIP : Infinity;
   const left = MARGIN * (kind === "wide" ? 1 : 0.5);
@@ -426,6 +427,7 @@ export function zoomTo(zoom, x, y) {
   const apart = (one) => Math.hypot(
     Math.max(one.x - px, 0, px - one.x - one.w), Math.max(one.y - py, 0, py - one.y - one.height));
   const views = [...shown.values()].filter((one) => !one.shelved);
+  if (!views.length) return;
   const near = views.reduce((best, one) => (apart(one) < apart(best) ? one : best));
   const [fx, fy] = [(px - near.x) / near.w, (py - near.y) / near.height];
   state.zoom = next;

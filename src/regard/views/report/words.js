@@ -75,7 +75,7 @@ export function drawWords(box, kind) {
   );
 }
 
-// The middle of each word, with as much room as it is long.
+// The middle of each word; a longer one has more room.
 function spread(words, left, width, size) {
   const widths = words.map((word) => widthOf(cut(word, LONGEST), size, SERIF) + 16);
   const sum = widths.reduce((a, b) => a + b, 0);
