@@ -216,11 +216,10 @@ def _answer(given: tuple[Any, ...], more: Any, rare: dict[str, Any]) -> Any:
     except TypeError:
         raise _refusal(given, more, rare) from None
     (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=options.out)
-    answer = None
-    if give_back is not unchanged:  # arrays now, of which the fast path was not asked
-        options = options._replace(out=out)
-        given = (query, key, value, *options[:BY_POSITION])
-        answer = _placed_answer(given, **rare) if rare else fast_path(*given)
+    options = options._replace(out=out)
+    # What other libraries lent is arrays now, of which the fast path was not asked.
+    given = (query, key, value, *options[:BY_POSITION])
+    answer = None if give_back is unchanged else _fast_answer(given, rare)
     if answer is None:
         # Deferred: the fast path does not need it, and `import regard` stays quick.
         from regard.compute.dispatch import run_arrays
@@ -228,6 +227,10 @@ def _answer(given: tuple[Any, ...], more: Any, rare: dict[str, Any]) -> Any:
         with naming_shapes(query=query, key=key, value=value):
             answer = run_arrays(query, key, value, options)
     return give_back(answer)
+
+
+def _fast_answer(given: tuple[Any, ...], rare: dict[str, Any]) -> Any:
+    return _placed_answer(given, **rare) if rare else fast_path(*given)
 
 
 def _placed_answer(given: tuple[Any, ...], /, *, positions: Any = None, **others: Any) -> Any:

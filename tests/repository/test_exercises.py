@@ -101,6 +101,11 @@ WRONG: dict[str, dict[int, tuple[str, ...]]] = {
         2: ("def nearest(question, texts): return 0",),
         3: ("def weights_of(queries, keys): return regard.softmax(queries @ keys.T)",),
     },
+    "decoder": {
+        1: ("def probabilities(logits): return logits / logits.sum()",),
+        2: ("def rms_norm(rows, epsilon): return rows / np.sqrt((rows**2).mean() + epsilon)",),
+        3: ("def write(text, count): return text + ' floor'",),
+    },
     "machines": {
         1: (
             "def merge(a, b, c, d): return (a + c) / 2",
@@ -120,7 +125,7 @@ def test_every_chapter_has_wrong_answers_to_try() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.needs("minilm", "dask")
+@pytest.mark.needs("minilm", "smollm2", "dask")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of wrong answers
 @pytest.mark.parametrize("chapter", WRONG)
 def test_a_check_takes_the_answer_and_refuses_wrong_ones(chapter: str) -> None:

@@ -32,9 +32,10 @@ PACKAGE = Path(find_spec("regard").origin).parent
 LADDER = """
 errors _fused
 boundary.elsewhere
-boundary boundary.arrays boundary.dataframe boundary.files
+boundary boundary.arrays boundary.dataframe
 boundary.arguments compute.native
 boundary.parse compute.visibility compute.part compute.distances compute.rotary
+boundary.files
 compute.rotary_config
 masks scores normalizers positions compute.quantized compute.results
 compute.options compute.option_types

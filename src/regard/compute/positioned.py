@@ -115,8 +115,8 @@ class Rotation:
         if isinstance(first, int) and rows.ndim > 2 and _turns_at_once(positions, rows):
             made, places = np.empty(rows.shape, rows.dtype), range(first, first + rows.shape[-2])
             own = positions.frequencies_of(rows.shape[-1], 0)
-            turn = rows, made, *rotary.table(own, positions.factor, places)
-            turn_rows([turn], interleaved=positions.interleaved)
+            turning = rows, made, *rotary.table(own, positions.factor, places)
+            turn_rows([turning], interleaved=positions.interleaved)
             return made
         whole = rows if rows.ndim > 2 else rows.reshape((1,) * (3 - rows.ndim) + rows.shape)
         turn = cls(positions, {side: _consecutive(first, whole.shape[-2])}, rows.shape[-1])

@@ -84,7 +84,8 @@ class Program:
         def product(values: Values) -> Array:
             x = values[name]
             if len(x) == 1:
-                return np.matmul(x, weight)
+                row: Array = np.matmul(x, weight)
+                return row
             flat = x.reshape(-1, x.shape[-1]) @ weight
             return flat.reshape(*x.shape[:-1], width)
 

@@ -39,7 +39,7 @@ from regard.models.text.tokenizer import Tokenizer, Tokens
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard.compute.options import ProblemOptions
+    from regard.compute.option_types import ProblemOptions
     from regard.faces import Explanation
 
     Messages = Sequence[Mapping[str, str]]

@@ -215,9 +215,9 @@ def _line_of(adapter: Adapter, error: BaseException | None) -> int:
     """The line of the adapter that raised an error, 0 where it was raised below it."""
     if error is None:
         return 0
-    *_, (frame, line) = [(None, 0), *traceback.walk_tb(error.__traceback__)]
-    own = frame is not None and frame.f_code is getattr(adapter.call, "__code__", None)
-    return line if own else 0
+    raised = list(traceback.walk_tb(error.__traceback__))
+    code = getattr(adapter.call, "__code__", None)
+    return raised[-1][1] if raised and raised[-1][0].f_code is code else 0
 
 
 def _torch(array: Array) -> Any:

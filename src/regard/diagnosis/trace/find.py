@@ -246,7 +246,7 @@ class Finder:
             yield self.records[one], found[one]
 
     def explained(self, step: Sought) -> Array:
-        """Of each record whether all its numbers are a step's."""
+        """Whether all numbers of each record are those of a step."""
         if not len(self.starts):
             return np.zeros(0, bool)
         _, near, _ = _met(self._raw, step.value, step)

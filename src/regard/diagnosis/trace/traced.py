@@ -158,7 +158,7 @@ class Traced:
 
     @cached_property
     def is_in_cone(self) -> Array:
-        """Of each value whether the result was made of it."""
+        """Whether the result was made of each value."""
         own = np.zeros(len(self.notes.records), bool)
         own[[one.number for one in self.cone]] = True
         return own

@@ -55,7 +55,7 @@ export function viewOf(station) {
   };
 }
 
-// Of an axis that all heads share, the part of the head that is shown.
+// The part of an axis, which all heads share, that belongs to the head that is shown.
 function partOf(axis, width) {
   const packed = picture().slices[axis];
   if (!packed) return { offset: 0, count: width };
