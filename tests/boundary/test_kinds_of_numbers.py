@@ -202,7 +202,7 @@ MADE = {
     *("Derivation", "Diagnosis", "Explanation", "Gradients", "LayerGradients", "OutputLse"),
     *("OutputWeights", "OutputWeightsLse", "Verdict", "Encoder", "Overview", "Tokens"),
     *("AttentionOutputs", "Attention", "RotaryEmbedding", "PreparedModel", "AttentionCall"),
-    *("Calls", "Plan", "Progress"),
+    *("Calls", "Plan", "Progress", "LanguageModel", "Run", "Generation", "Candidate", "Step"),
 }
 # Methods of masks, scores and positions that the library calls, with what it has checked.
 ASKED = {"block", "buckets", "check", "fits", "frequencies_of", "given", "natural_shape", "of_rows"}

@@ -22,23 +22,24 @@ import regard
 
 _FLAGS = """
 allow_fragile bidirectional causal enable_gqa force gradients interleaved is_causal normalise
-return_lse return_residual return_weights straight_through truncate
+return_lse return_residual return_weights stop_at_eos straight_through truncate
 """
 _COUNTS = """
 at axes batch batch_size budget capacity chunks count digits head heads index key_heads kv_num_heads
-layer left_window_size local_window_size most num_heads operand q_num_heads qk_matmul_output_mode
-right_window_size rotary_embedding_dim seed shape shapes softmax_precision term terms threads where
-window dropout dropout_p time_limit tolerance
+layer left_window_size local_window_size max_new_tokens most num_heads number operand position
+q_num_heads qk_matmul_output_mode right_window_size rotary_embedding_dim seed shape shapes
+softmax_precision temperature term terms threads top_k top_p where window dropout dropout_p
+time_limit tolerance
 """
 _WORDS = """
 context_features device directory distribution draw dtype embedding_features feature feature_map
 generator implementation kernel key_features key_labels key_row labels layout library map measure
 mode name names note order output_features path precision query_labels row row_notes signature
-softmax step steps text texts title value_features wrt
+softmax step steps stop text texts title value_features wrt
 """
 _OBJECTS = """
-self changes config data executor expect function kwargs model module more node normalize other
-outcome outputs_info parameters positions problem random scaling score trace watch
+self after changes config data executor expect function kwargs messages model module more node normalize other
+outcome outputs_info parameters positions problem random scaling score stream trace watch
 """
 NO_ARRAYS = {*_FLAGS.split(), *_COUNTS.split(), *_WORDS.split(), *_OBJECTS.split()}
 
@@ -54,6 +55,7 @@ BESIDE = {
     *(("regard.interop.zarr.attention", one) for one in ("output", "lse", "memory", "workers")),
     *(("regard.testing.assert_attention_correct", one) for one in IN_OPTIONS),  # of `diagnose`
     *(("regard.testing.assert_gradients_correct", one) for one in IN_OPTIONS),
+    *(("regard.models.LanguageModel.chat", one) for one in IN_OPTIONS),  # of `generate`
 }
 
 
@@ -409,6 +411,29 @@ row(
     "regard.models.Encoder.explain",
     lambda **own: encoder().explain("the cat", 0, **own, causal=True),
     **{**OPTIONS, "mask": seen(4, 4), "bias": numbers(4, 4), "sink": numbers(3)},
+    needs="safetensors tokenizers",
+)
+
+
+@cache
+def decoder() -> Any:
+    import tiny_decoder
+
+    with tempfile.TemporaryDirectory() as folder:
+        return regard.models.load(tiny_decoder.write(Path(folder) / "llama"), dtype="float64")
+
+
+OF_DECODER = {**OPTIONS, "mask": seen(3, 3), "bias": numbers(3, 3), "sink": numbers(3)}
+row(
+    "regard.models.LanguageModel.explain",
+    lambda **own: decoder().explain("the cat", 0, **own),
+    **OF_DECODER,
+    needs="safetensors tokenizers",
+)
+row(
+    "regard.models.Run.explain",
+    lambda **own: decoder().run("the cat").explain(0, **own),
+    **OF_DECODER,
     needs="safetensors tokenizers",
 )
 
