@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": ["--against", "numpy"],
     "diagnose": ["file.py:function"],
     "explain": ["causal-mask"],
+    "generate": ["model", "--text", "a"],
     "mistakes": ["no_scale"],
     "tour": [],
     "worksheet": ["causal-mask", "--html", "sheet.html"],

@@ -74,7 +74,8 @@ def test_a_call_with_a_mask_enters_few_functions(shapes: Any) -> None:
     entered: list[str] = []
 
     def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call":
+        module = frame.f_globals.get("__name__", "")
+        if event == "call" and module.partition(".")[0] != "torch":  # where another test loaded it
             entered.append(frame.f_code.co_name)
 
     regard.attention(query, key, value, mask=mask)  # what is imported on request is there
