@@ -479,7 +479,7 @@ def test_after_any_edits_the_page_computes_what_python_does(name: str, count: in
         assert_same_numbers(cells, after)
         assert_same_figures(own, after)
         assert missed == expected_misses(after)
-        for _, step, index, _, text, _ in cells:  # which rules decide, in Python's words
+        for _, step, index, _, text, *_ in cells:  # which rules decide, in Python's words
             if step == "visible":
                 assert text == after.derive(step, tuple(index)).text()
 
