@@ -101,7 +101,7 @@ def test_an_error_of_the_function_is_its_own():
 
 def test_a_trace_that_gives_something_else_than_jax_is_not_used(monkeypatch):
     operation = {"tanh": lambda parameters, a: np.tanh(a) * 1.001}
-    monkeypatch.setattr(jax_traces, "_OPERATIONS", {**jax_traces._OPERATIONS, **operation})
+    monkeypatch.setattr(jax_traces, "OPERATIONS", {**jax_traces.OPERATIONS, **operation})
     traces = Traces()
     with pytest.raises(Untraceable):
         traces.run("one", operations, arguments())

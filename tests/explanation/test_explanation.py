@@ -923,7 +923,7 @@ def test_the_kernel_runs_only_when_it_is_asked_for_and_once(monkeypatch):
         supports=lambda request: None,
         run=lambda request: ran.append(request) or reference.run(request),
     )
-    monkeypatch.setattr(regard.compute.dispatch, "kernels", lambda: (kernel,))
+    monkeypatch.setattr(regard.compute.dispatch, "fused", kernel)
     explanation = regard.explain(*HEADS)
     explanation.why("output", 0, 0, head=0)
     assert explanation.output.shape == (4, 3, 3)
@@ -942,7 +942,7 @@ def test_a_kernel_that_answers_wrongly_is_far_off(monkeypatch, wrong, least):
         return dataclasses.replace(result, output=output)
 
     kernel = SimpleNamespace(name="wrong", supports=lambda request: None, run=run)
-    monkeypatch.setattr(regard.compute.dispatch, "kernels", lambda: (kernel,))
+    monkeypatch.setattr(regard.compute.dispatch, "fused", kernel)
     assert regard.explain(*PLAIN).kernel.largest_ulp >= least
 
 

@@ -57,8 +57,8 @@ class Answers:
         self.kernels: list[str] = []
 
     def __enter__(self) -> Answers:
-        def choose(request, name=None):
-            kernel = chosen(request, name)
+        def choose(request):
+            kernel = chosen(request)
             self.kernels.append(kernel.name)
             return kernel
 

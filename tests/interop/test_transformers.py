@@ -301,9 +301,9 @@ def test_weights_are_made_only_where_they_are_asked_for():
     made = []
     original = interop.dispatch.run
 
-    def run(request, kernel=None):
+    def run(request):
         made.append(request.options.return_weights)
-        return original(request, kernel)
+        return original(request)
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(interop.dispatch, "run", run)

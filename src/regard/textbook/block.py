@@ -133,7 +133,7 @@ def declare_norm(
             book.step(size, letter, "", "given", latex=_latex(letter))
 
     def made(step: str, sign: str, own: str, op: str, *operands: str) -> str:
-        known = f"{sign}_{{{_latex(symbol)}}}"
+        known = f"{_latex(sign)}_{{{_latex(symbol)}}}"
         return book.step(f"{name}_{step}", f"{sign}({symbol})", own, op, *operands, latex=known)
 
     if form.norm == "layer":
@@ -146,7 +146,7 @@ def declare_norm(
     parts = [
         (part, op)
         for part, op, sign in (("scale", "multiply", "γ"), ("shift", "add", "β"))
-        if book.give(f"{name}_{part}", f"{sign}({symbol})", column, latex=f"{sign}_{{{symbol}}}")
+        if book.give(f"{name}_{part}", f"{sign}({symbol})", column, latex=f"{_latex(sign)}_{{{_latex(symbol)}}}")
     ]
     steps = [("units", "multiply", factors), *((f"{a}d", op, f"{name}_{a}") for a, op in parts)]
     for step, op, operand in steps[:-1]:
@@ -178,7 +178,7 @@ def model(
     book.step("token_table", "E", "X M", "given")
     pick = "token_table", "token_numbers", "tokens"
     last = book.step("embeddings", "X", "L M", "pick", *pick)
-    if book.give("embedding_scale", "κ", ""):
+    if book.give("embedding_scale", "κ", "", latex=_latex("κ")):
         last = book.step("scaled_embeddings", "X_κ", "L M", "multiply", last, "embedding_scale")
         book.instead["embeddings"] = last
     last = declare_absolute(book).get("embeddings", last)
@@ -193,9 +193,9 @@ def model(
     book.step("unembedding", "W_v", "V M", "given", latex="W_{v}")
     logits = "logits" if "logits_softcap" not in given else "uncapped_logits"
     symbol = "Λ" if logits == "logits" else "Λ_u"
-    book.step(logits, symbol, "L V", "dot", last, ("unembedding", "v m"), latex=r"\Lambda")
+    book.step(logits, symbol, "L V", "dot", last, ("unembedding", "v m"), latex=_latex(symbol))
     if book.give("logits_softcap", "c_v", ""):
-        book.step("logits", "Λ", "L V", "softcap", logits, "logits_softcap")
+        book.step("logits", "Λ", "L V", "softcap", logits, "logits_softcap", latex=_latex("Λ"))
     return tuple(book.steps.values())
 
 
@@ -224,7 +224,10 @@ def _placed(steps: Sequence[Step], number: int, before: dict[str, Step]) -> dict
     return {step.name: step for step in made.values()}
 
 
+_LATEX = {"ε": r"\epsilon", "γ": r"\gamma", "β": r"\beta", "μ": r"\mu", "κ": r"\kappa", "Λ": r"\Lambda", "X⁺": "X^{+}"}
+
+
 def _latex(symbol: str) -> str:
     head, _, tail = symbol.partition("_")
-    head = {"ε": r"\epsilon", "X⁺": "X^{+}"}.get(head, head)
+    head = _LATEX.get(head, head)
     return f"{head}_{{{tail}}}" if tail else head

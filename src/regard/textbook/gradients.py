@@ -316,10 +316,7 @@ def _through_sum(
         book.contribute(to, step.name, op, operands, axes)
         return
     each = book.step(f"{name}_by_head", (f"{symbol}_h", f"{latex}_{{h}}"), axes, op, operands)
-    written = (
-        f"{symbol} = Σ_h {each.symbol} over the heads h that share it",
-        rf"{latex} = \sum_{{h}} {each.latex_symbol}",
-    )
+    written = (" = Σ_h $0 over the heads h that share it", r" = \sum_{h} $0")
     own = Ref(each.step, ("g*R+r", *each.index[1:]), each.symbol, each.latex_symbol)
     book.contribute(to, step.name, "sum", [own], to.axes, written)
 

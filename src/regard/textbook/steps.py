@@ -108,7 +108,7 @@ class Step:
     operands: tuple[Ref, ...] = ()
     over: Literal["all", "visible"] = "all"  # "visible": hidden keys are absent, not zero
     absent: bool = False  # whether −∞ is expected here: it means "no visible key"
-    written: tuple[str, str] | None = None  # formula and LaTeX, where the operation has no words
+    written: tuple[str, str] | None = None  # what follows the symbols, where no operation says it
     phase: Literal["forward", "loss", "backward"] = "forward"
     of: str = ""  # the forward step that this is the whole gradient of
 
@@ -138,21 +138,21 @@ class Step:
     @cached_property
     def formula(self) -> str:
         """Such as ``P = Y / z``."""
+        symbols = [ref.symbol for ref in self.operands]
         if self.written:
-            return self.written[0]
+            return self.symbol + fill(self.written[0], lambda _, number: symbols[number])
         if self.op == "given":
             return f"{self.symbol} is given"
-        symbols = [ref.symbol for ref in self.operands]
         return f"{self.symbol} = {self._filled(OPERATIONS[self.op].formula, symbols, 'ᵀ')}"
 
     @cached_property
     def latex(self) -> str:
         """The formula as LaTeX."""
+        symbols = [ref.latex_symbol for ref in self.operands]
         if self.written:
-            return self.written[1]
+            return self.latex_symbol + fill(self.written[1], lambda _, number: symbols[number])
         if self.op == "given":
             return self.latex_symbol
-        symbols = [ref.latex_symbol for ref in self.operands]
         if self.op == "dot":  # room for the sign of a transposed matrix beside a star
             symbols = [f"{{{one}}}" if "^" in one else one for one in symbols]
         right = self._filled(OPERATIONS[self.op].latex, symbols, r"^{\top}")
@@ -390,10 +390,10 @@ def _declare_logits(book: Builder, last: str, default_scale: bool, scaled: bool)
     cells = "H L S"
     written = None
     if default_scale:
-        meaning = ("D is the width of a key", "D")
+        meaning = (" is the width of a key", "")
         book.step("width", "D", "", "given", written=meaning)
         book.step("scale", "scale", "", "inverse_root", "width", latex=r"\mathrm{scale}")
-        written = ("A_s = A / √D", r"A_s = A / \sqrt{D}")
+        written = (" = $0 / √D", r" = $0 / \sqrt{D}")
     elif scaled:
         book.step("scale", "scale", "", "given", latex=r"\mathrm{scale}")
     if scaled:

@@ -428,14 +428,14 @@ def test_a_given_mask_is_among_the_inputs_and_a_rule_is_not() -> None:
 @pytest.mark.parametrize(
     ("source", "sent"),
     [
-        ("const a = b ? [1, 2] : { c };", "const a=b?[1,2]:{c};"),
+        ("const a = b ? [1, 2] : { c };", "let a=b?[1,2]:{c};"),
         ('say("a = b, c", d);', 'say("a = b, c",d);'),
         ("return `a = ${b}`;", "return `a = ${b}`;"),
-        ("const a = b ? `a + ${b}` : `, ${c}`;", "const a=b?`a + ${b}`:`, ${c}`;"),
+        ("const a = b ? `a + ${b}` : `, ${c}`;", "let a=b?`a + ${b}`:`, ${c}`;"),
         ("x = y / z;", "x=y/z;"),
         ("x = y / (z + 1) / 2 - 3;", "x=y/(z+1)/2-3;"),
         ("if (/^a, *[=\\/]$/.test(x)) return x + 1;", "if(/^a, *[=\\/]$/.test(x))return x+1;"),
-        ("const MOST = 3; // that many, at most", "const MOST=3;"),
+        ("const MOST = 3; // that many, at most", "let MOST=3;"),
         ("a - -b + +c", "a - -b + +c"),
     ],
 )
