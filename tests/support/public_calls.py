@@ -38,8 +38,9 @@ mode name names note order output_features path precision query_labels row row_n
 softmax step steps stop text texts title value_features wrt
 """
 _OBJECTS = """
-self after changes config data executor expect function kwargs messages model module more node normalize other
-outcome outputs_info parameters positions problem random scaling score stream trace watch
+self after changes config data executor expect function kwargs messages model module more node
+normalize other outcome outputs_info parameters positions problem random scaling score stream
+trace watch
 """
 NO_ARRAYS = {*_FLAGS.split(), *_COUNTS.split(), *_WORDS.split(), *_OBJECTS.split()}
 

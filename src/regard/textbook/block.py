@@ -89,7 +89,8 @@ def _residual(
         result = declare_norm(book, form, f"{part}_result", f"R_{part[0]}n", result)
     if form.place != "after":
         return book.step(name, symbol, "L M", "add", before, result, latex=_latex(symbol))
-    total = book.step(f"{part}_sum", f"{symbol}_s", "L M", "add", before, result)
+    made, latex = f"{part}_sum", _latex(f"{symbol}_s")
+    total = book.step(made, f"{symbol}_s", "L M", "add", before, result, latex=latex)
     return declare_norm(book, form, name, symbol, total)
 
 
@@ -98,7 +99,7 @@ def _declare_mlp(book: Builder, form: Layer, source: str) -> str:
     up = declare_linear(book, "up", "U", source, "L I", "W_u")
     if "W_gate" in book.given:
         gate = declare_linear(book, "gate", "Γ", source, "L I", "W_g")
-        opened = book.step("activated", "Γ_a", "L I", form.activation, gate)
+        opened = book.step("activated", "Γ_a", "L I", form.activation, gate, latex=_latex("Γ_a"))
         last = book.step("gated", "U_g", "L I", "multiply", opened, up)
     else:
         last = book.step("activated", "U_a", "L I", form.activation, up)
@@ -114,9 +115,11 @@ def declare_linear(
     book.give(f"W_{name}", weight, f"{inner} {out}", latex=f"W_{{{weight[2:]}}}")
     pair = source, f"W_{name}"
     if not book.give(f"b_{name}", f"b{weight[1:]}", out, latex=f"b_{{{weight[2:]}}}"):
-        return book.step(name, symbol, axes, "dot", *pair)
-    book.step(f"{name}_products", f"{symbol}′", axes, "dot", *pair, latex=f"{{{symbol}}}'")
-    return book.step(name, symbol, axes, "add", f"{name}_products", f"b_{name}")
+        return book.step(name, symbol, axes, "dot", *pair, latex=_latex(symbol))
+    book.step(f"{name}_products", f"{symbol}′", axes, "dot", *pair, latex=f"{{{_latex(symbol)}}}'")
+    return book.step(
+        name, symbol, axes, "add", f"{name}_products", f"b_{name}", latex=_latex(symbol)
+    )
 
 
 def declare_norm(
@@ -143,11 +146,11 @@ def declare_norm(
     squares = made("squares", "q", row, "row_dot", source, source)
     mean = made("mean_squares", "v", row, "divide", squares, width)
     factors = made("factors", "r", row, "norm_factor", mean, "epsilon")
-    parts = [
-        (part, op)
-        for part, op, sign in (("scale", "multiply", "γ"), ("shift", "add", "β"))
-        if book.give(f"{name}_{part}", f"{sign}({symbol})", column, latex=f"{_latex(sign)}_{{{_latex(symbol)}}}")
-    ]
+    parts = []
+    for part, op, sign in (("scale", "multiply", "γ"), ("shift", "add", "β")):
+        latex = f"{_latex(sign)}_{{{_latex(symbol)}}}"
+        if book.give(f"{name}_{part}", f"{sign}({symbol})", column, latex=latex):
+            parts.append((part, op))
     steps = [("units", "multiply", factors), *((f"{a}d", op, f"{name}_{a}") for a, op in parts)]
     for step, op, operand in steps[:-1]:
         source = made(step, "u" if step == "units" else "w", axes, op, source, operand)
@@ -179,7 +182,8 @@ def model(
     pick = "token_table", "token_numbers", "tokens"
     last = book.step("embeddings", "X", "L M", "pick", *pick)
     if book.give("embedding_scale", "κ", "", latex=_latex("κ")):
-        last = book.step("scaled_embeddings", "X_κ", "L M", "multiply", last, "embedding_scale")
+        pair = last, "embedding_scale"
+        last = book.step("scaled_embeddings", "X_κ", "L M", "multiply", *pair, latex=_latex("X_κ"))
         book.instead["embeddings"] = last
     last = declare_absolute(book).get("embeddings", last)
     book.instead = {}
@@ -224,10 +228,11 @@ def _placed(steps: Sequence[Step], number: int, before: dict[str, Step]) -> dict
     return {step.name: step for step in made.values()}
 
 
-_LATEX = {"ε": r"\epsilon", "γ": r"\gamma", "β": r"\beta", "μ": r"\mu", "κ": r"\kappa", "Λ": r"\Lambda", "X⁺": "X^{+}"}
+_LATEX = {"ε": r"\epsilon", "γ": r"\gamma", "β": r"\beta", "μ": r"\mu", "κ": r"\kappa"}
+_LATEX |= {"Γ": r"\Gamma", "Λ": r"\Lambda", "X⁺": "X^{+}"}
 
 
 def _latex(symbol: str) -> str:
     head, _, tail = symbol.partition("_")
-    head = _LATEX.get(head, head)
+    head, tail = _LATEX.get(head, head), _LATEX.get(tail, tail)
     return f"{head}_{{{tail}}}" if tail else head

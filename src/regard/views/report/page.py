@@ -195,7 +195,8 @@ def _style(gradients: bool) -> str:
     names = ("style", "picture", *("gradients",) * gradients)
     whole = "".join(asset(f"report/{name}.css") for name in names)
     whole = re.sub(r"/\*.*?\*/|^\s+", "", whole, flags=re.DOTALL | re.MULTILINE)
-    return re.sub(r"\s*([{;,])\s*", r"\1", whole)
+    whole = re.sub(r"\s*([{;,])\s*", r"\1", whole)
+    return re.sub(r"(?<=[a-z]): ", ":", re.sub(r";?}\s*", "}", whole))
 
 
 @cache
@@ -210,7 +211,7 @@ def _script(gradients: bool, large: bool) -> str:
     whole = re.sub(r"/\*\*.*?\*/", "", whole, flags=re.DOTALL)
     whole = re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
     whole = "\n".join(map(_tight, whole.splitlines()))
-    return re.sub(r",?\n(?=[)}\]])|(?<=[({\[,;])\n|\n(?=[.?:])", "", whole)
+    return re.sub(r"[,;]?\n(?=[)}\]])|(?<=[({\[,;])\n|\n(?=[.?:])", "", whole)
 
 
 def _tight(line: str) -> str:
