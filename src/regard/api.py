@@ -216,11 +216,10 @@ def _answer(given: tuple[Any, ...], more: Any, rare: dict[str, Any]) -> Any:
     except TypeError:
         raise _refusal(given, more, rare) from None
     (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=options.out)
-    answer = None
-    if give_back is not unchanged:
-        # What other libraries lent is arrays now, of which the fast path was not asked.
-        options = options._replace(out=out)
-        answer = _fast_answer((query, key, value, *options[:BY_POSITION]), rare)
+    options = options if give_back is unchanged else options._replace(out=out)
+    # What other libraries lent is arrays now, of which the fast path was not asked.
+    given = (query, key, value, *options[:BY_POSITION])
+    answer = None if give_back is unchanged else _fast_answer(given, rare)
     if answer is None:
         # Deferred: the fast path does not need it, and `import regard` stays quick.
         from regard.compute.dispatch import run_arrays

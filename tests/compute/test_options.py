@@ -6,7 +6,6 @@ import inspect
 import re
 import sys
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from calls import inputs
 from regard.compute.options import BY_POSITION, DEFAULTS, Options
 from regard.problems.schema import KEYS
 
-CPP = Path(regard.__file__).parent / "compute" / "kernels" / "cpp"
+CPP = ROOT / "src" / "regard" / "compute" / "kernels" / "cpp"
 MOST_FUNCTIONS = 60  # of Python, that a call with a mask enters; 108 before there was a record
 
 

@@ -7,7 +7,6 @@ the reason why it cannot do the case. Copying into its own arrays and compiling 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -285,8 +284,6 @@ def _load_onnxruntime(threads: int) -> Prepare:
 
 
 def _load_openvino(threads: int) -> Prepare:
-    # It sends statistics of its use, from a child process that can hang, but not where CI is set.
-    os.environ["CI"] = "true"
     import openvino
     from openvino import opset13
 

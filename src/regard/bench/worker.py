@@ -37,6 +37,8 @@ THREAD_VARIABLES = (
     "BLIS_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+# OpenVINO sends statistics of its use, from a child process that can hang, but not for these.
+ALONE = {"CI": "true"}
 # Loading, compiling, or a block of calls: of what is in the grids, the slowest takes a tenth.
 MOST_SECONDS = 300.0
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -117,7 +119,7 @@ class Elsewhere:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))},
+            env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads)), **ALONE},
         )
         try:
             with self._running():
