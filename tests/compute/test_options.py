@@ -13,6 +13,7 @@ import pytest
 
 import regard
 from calls import inputs
+from places import ROOT
 from regard.compute.options import BY_POSITION, DEFAULTS, Options
 from regard.problems.schema import KEYS
 
