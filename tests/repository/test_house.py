@@ -46,8 +46,8 @@ compute.gradients compute.softmax compute.linear problems
 compute.dot_of_rows
 compute.kernels
 compute.dispatch compute.kv_buffers
-compute.kv_files compute.parts
-compute.config compute.recompute_weights compute.kv_cache
+compute.kv_files compute.tiles
+compute.config compute.recompute_weights compute.kv_cache compute.blocks
 explanation.labels explanation.notation
 explanation.derivation explanation.table
 explanation.step
