@@ -138,9 +138,14 @@ def _traced(
     softmax: Softmax,
     loss: Mapping[str, Array],
     rule: Mask | None = None,
+    *,
+    projected: Run | None = None,
     **described: Any,
 ) -> Trace:
-    """The steps of a call, with one more rule if there is one, and those back from its loss."""
+    """The steps of a call, with one more rule if there is one, and those back from its loss.
+
+    Queries, keys and values were `projected` already, if they are made of embeddings.
+    """
     if rule is not None:
         mask = request.options.mask
         request = request.with_options(mask=rule if mask is None else mask & rule)
@@ -154,10 +159,12 @@ def _traced(
         one = (*shape[:-2], *shape[-1:]) if alone else None  # its target is still (E,)
         loss = {name: x.reshape(shape) if x.shape == one else x for name, x in loss.items()}
         run = _continued(run, loss)
+    run = run.knowing(projected)
+    again = partial(_traced, request, given, heads, softmax, loss, projected=projected)
     return Trace(
         run,
         mechanism=mechanism_of(request),
-        rebuild=partial(_traced, request, given, heads, softmax, loss, **described),
+        rebuild=partial(again, **described),
         # The reference alone knows the others, and the explanation is made of its steps.
         check_kernel=None if request.parts else partial(_check_kernel, request, run),
         **described,
@@ -201,8 +208,13 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
     if problem.embeddings is not None and isinstance(problem.positions, Absolute):
         given |= problem.positions.given(*problem.embeddings.shape)
         options["positions"] = None
-    queries, keys, values = _ready(problem, given, heads)
-    request = make_request(queries, keys, values, mask=_problem_rules(problem, rule), **options)
+    projected = None
+    ready = {"query": problem.queries, "key": problem.keys, "value": problem.values}
+    if problem.embeddings is not None:
+        projected = Run(projecting(set(given), heads=bool(heads)), given, heads, dtype=_FLOAT64)
+        made = zip(ready, ("queries", "keys", "values"), strict=True)
+        ready = {argument: projected.value(step) for argument, step in made}
+    request = make_request(**ready, mask=_problem_rules(problem, rule), **options)
     labels = {axis: getattr(problem, field) for field, axis in NAMED_AXES.items()}
     return _traced(
         request,
@@ -215,18 +227,8 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
         labels={axis: names for axis, names in labels.items() if names is not None},
         row_notes=dict(problem.row_notes),
         problem=problem,
+        projected=projected,
     )
-
-
-def _ready(
-    problem: Problem, inputs: Mapping[str, Array], heads: Mapping[str, int]
-) -> tuple[Any, Any, Any]:
-    """Queries, keys and values: as given, or projected from the embeddings."""
-    if problem.embeddings is None:
-        return problem.queries, problem.keys, problem.values
-    steps = projecting(set(inputs), heads=bool(heads))
-    run = Run(steps, inputs, heads, dtype=_FLOAT64)
-    return run.value("queries"), run.value("keys"), run.value("values")
 
 
 def _problem_rules(problem: Problem, extra: Mask | None) -> Mask | None:
