@@ -86,7 +86,7 @@ MUTANTS = [
     Mutant(
         "G1",
         "the derivation of a hidden gradient shows what its terms would be",
-        "explanation/derivation.py",
+        "explanation/derive.py",
         "elif all(one.visible for one in verdicts):",
         "else:",
         "test_derivation.py::test_every_cell_of_a_designed_problem_says_whether_it_is_rounded",

@@ -19,14 +19,15 @@ from regard.boundary.arrays import Array
 from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
 from regard.compute.evaluation import Run, mechanism_of
+from regard.compute.loss import LOSS, check_loss
 from regard.compute.options import BY_POSITION, Options
-from regard.compute.request import LOSS, Request, check_loss, make_request
+from regard.compute.request import Request, make_request
 from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text
 from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Lengths, Segments
 from regard.positions import Absolute
-from regard.problems.parts import NAMED_AXES, all_labels, check_shared
+from regard.problems.parts import NAMED_AXES, READY, all_labels, check_shared
 from regard.problems.problem import Problem
 from regard.textbook.loss import continued
 from regard.textbook.steps import PROJECTED, projecting, result_of
@@ -199,8 +200,8 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
             overrides["mask"], rule = None, deepcopy(mask)
     if overrides:
         problem = problem.replace(**overrides)
-    projected = {name: getattr(problem, name) for name in PROJECTED}
-    given = {name: array for name, array in projected.items() if array is not None}
+    inputs = {name: getattr(problem, name) for name in PROJECTED}
+    given = {name: array for name, array in inputs.items() if array is not None}
     heads = {}
     if given and problem.heads is not None:
         heads = {"H": problem.heads, "G": problem.key_heads or problem.heads}
@@ -208,13 +209,11 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
     if problem.embeddings is not None and isinstance(problem.positions, Absolute):
         given |= problem.positions.given(*problem.embeddings.shape)
         options["positions"] = None
-    projected = None
-    ready = {"query": problem.queries, "key": problem.keys, "value": problem.values}
+    projected, (queries, keys, values) = None, (getattr(problem, name) for name in READY)
     if problem.embeddings is not None:
         projected = Run(projecting(set(given), heads=bool(heads)), given, heads, dtype=_FLOAT64)
-        made = zip(ready, ("queries", "keys", "values"), strict=True)
-        ready = {argument: projected.value(step) for argument, step in made}
-    request = make_request(**ready, mask=_problem_rules(problem, rule), **options)
+        queries, keys, values = (projected.value(name) for name in READY)
+    request = make_request(queries, keys, values, mask=_problem_rules(problem, rule), **options)
     labels = {axis: getattr(problem, field) for field, axis in NAMED_AXES.items()}
     return _traced(
         request,
