@@ -171,7 +171,7 @@ def check_targets(
         other = places.setdefault(os.path.realpath(path), option)
         if other != option:
             raise OptionError(f"--{other} and --{option} would go to the same file, {path}")
-        read = next((one for one in inputs if _is_same_file(path, one)), None)
+        read = next((source for source in inputs if _is_same_file(path, source)), None)
         if read is not None:
             name = "standard input" if read == 0 else read
             raise ProblemError(

@@ -91,12 +91,12 @@ class Job:
     def results(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """The shape and the dtype of each result that is wanted."""
         request = self.request
-        found = {"output": (request.natural_shape(request.value.shape[-1]), request.dtype)}
+        results = {"output": (request.natural_shape(request.value.shape[-1]), request.dtype)}
         if request.options.return_weights:
-            found["weights"] = (request.natural_shape(request.shape[-1]), request.dtype)
+            results["weights"] = (request.natural_shape(request.shape[-1]), request.dtype)
         if request.options.return_lse:
-            found["lse"] = (request.natural_shape(), request.lse_dtype)
-        return found
+            results["lse"] = (request.natural_shape(), request.lse_dtype)
+        return results
 
     def pieces(self) -> list[Place]:
         """Where each piece is, with all keys; one piece if all of it is small."""

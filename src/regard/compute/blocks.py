@@ -52,7 +52,7 @@ def has_cells(array: Any) -> bool:
 
 def without(cells: Mapping[str, Any]) -> dict[str, Any]:
     """What a call is given in place of a mask and a bias that come with the keys of each tile."""
-    return {n: None if n == "mask" else np.zeros((1, 1), one.dtype) for n, one in cells.items()}
+    return {n: None if n == "mask" else np.zeros((1, 1), x.dtype) for n, x in cells.items()}
 
 
 def call_over(
@@ -60,7 +60,7 @@ def call_over(
 ) -> Request:
     """A call, checked, without any number of its arrays, and without its `cells`."""
     lent: dict[str, Any] = {name: hollow(array) for name, array in arrays.items()}
-    request = make_request(**lent, **{**options, **{n: hollow(one) for n, one in cells.items()}})
+    request = make_request(**lent, **{**options, **{n: hollow(x) for n, x in cells.items()}})
     reason = fused.supports(request)
     if request.options.return_weights:
         reason = "weights take a number for each pair; ask for some rows of them"
@@ -197,7 +197,9 @@ class Blocks:
 
         whole = self.place(block)
         query, states = read("query", whole), None
-        for tile, arrays in _ahead(lambda one: (one[2], with_keys(one[1])), self.tiles(block)):
+        seen = [(place, tile) for _, place, tile in self.tiles(block)]
+        read_ahead = _ahead(with_keys, [place for place, _ in seen])
+        for (_, tile), arrays in zip(seen, read_ahead, strict=True):
             states = tiles.carry(tile.of(query, **arrays), states)
         last = tiles.tile_of(self.request, whole)
         known = [] if states is None else [states]

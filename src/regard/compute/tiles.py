@@ -56,8 +56,8 @@ def where(request: Request, name: str, place: Place) -> tuple[slice, ...]:
 
 def within(shape: Sequence[int], slices: Sequence[slice]) -> tuple[slice, ...]:
     """The same for an array that broadcasts to these axes."""
-    own = slices[len(slices) - len(shape) :]
-    return tuple(one if n > 1 else slice(0, n) for one, n in zip(own, shape, strict=True))
+    axes = zip(slices[len(slices) - len(shape) :], shape, strict=True)
+    return tuple(cut if size > 1 else slice(0, size) for cut, size in axes)
 
 
 # --- what a tile takes ---------------------------------------------------------------------------
@@ -150,9 +150,9 @@ def tile_of(request: Request, place: Place) -> Tile:
         has_heads=True,
         has_rows=True,
     )
-    own = np.asarray(request.query_positions[(*place.batch, place.rows)])
+    of_rows = np.asarray(request.query_positions[(*place.batch, place.rows)])
     keys = place.keys.stop - place.keys.start
-    return Tile(cut, as_places(own - place.keys.start), keys, rotation)
+    return Tile(cut, as_places(of_rows - place.keys.start), keys, rotation)
 
 
 @kept_while_it_exists

@@ -64,9 +64,9 @@ def explain_call(
     alone = query is not None and key is None and value is None
     of_problem = not other.isdisjoint(more) or (alone and bool(other))
     takes += more if of_problem else ()
-    if unknown := {name: one for name, one in options.items() if name not in takes}:
+    if unknown := {name: x for name, x in options.items() if name not in takes}:
         raise no_such_argument("explain()", unknown, takes, query)
-    given = {name: own for name, own in names.items() if own is not None}
+    given = {name: labels for name, labels in names.items() if labels is not None}
     if of_problem:
         return _explain_parts(query, key, value, {**given, **options})
     if query is None or key is None or value is None:
@@ -74,9 +74,9 @@ def explain_call(
             "explain needs query, key and value, or a Problem alone, or embeddings with W_q, W_k "
             "and W_v"
         )
-    found = all_labels(given, {"queries": query, "keys": key, "values": value})
+    labelled = all_labels(given, {"queries": query, "keys": key, "values": value})
     with naming_shapes(**arrays):
-        return explain_arrays(query, key, value, names=found, **options)
+        return explain_arrays(query, key, value, names=labelled, **options)
 
 
 def _explain_parts(query: Any, key: Any, value: Any, given: dict[str, Any]) -> Trace:
@@ -157,8 +157,8 @@ def _traced(
     run = Run.of_request(request, _FLOAT64, given, heads, natural=True, softmax=softmax)
     if loss:
         shape = run.shape(result_of(run.steps))
-        one = (*shape[:-2], *shape[-1:]) if alone else None  # its target is still (E,)
-        loss = {name: x.reshape(shape) if x.shape == one else x for name, x in loss.items()}
+        flat = (*shape[:-2], *shape[-1:]) if alone else None  # its target is still (E,)
+        loss = {name: x.reshape(shape) if x.shape == flat else x for name, x in loss.items()}
         run = _continued(run, loss)
     run = run.knowing(projected)
     again = partial(_traced, request, given, heads, softmax, loss, projected=projected)
@@ -252,12 +252,12 @@ def _check_softmax(softmax: Any) -> None:
 def string_labels(name: str, labels: Any) -> tuple[str, ...]:
     """A sequence of strings; one string is none, although it could be taken apart."""
     try:
-        own = None if isinstance(labels, str) else tuple(labels)
+        strings = None if isinstance(labels, str) else tuple(labels)
     except TypeError:
-        own = None
-    if own is None or not all(isinstance(label, str) for label in own):
+        strings = None
+    if strings is None or not all(isinstance(label, str) for label in strings):
         raise DtypeError(f"{name} must be a sequence of strings")
-    return own
+    return strings
 
 
 def _checked_labels(
@@ -278,12 +278,12 @@ def _checked_labels(
         if given is None:
             continue
         axes, array, what, size = arguments[argument]
-        own = string_labels(argument, given)
-        if len(own) != size:
+        labels = string_labels(argument, given)
+        if len(labels) != size:
             raise ShapeError(
-                f"{argument} has {len(own)} names but {array} has {size} {what}; each needs one"
+                f"{argument} has {len(labels)} names but {array} has {size} {what}; each needs one"
             )
-        checked |= dict.fromkeys(axes, own)
+        checked |= dict.fromkeys(axes, labels)
     return checked
 
 

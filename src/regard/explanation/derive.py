@@ -31,9 +31,9 @@ def derive(
             INDEX_MAPS[letter](at, source.sizes) if letter in INDEX_MAPS else at[letter]
             for letter in ref.index
         )
-        own = source.steps[ref.step]
-        value = _cell(source, own, batch, where)
-        return Operand(ref.step, own.symbol, where, labels.cell(own, where), value)
+        step = source.steps[ref.step]
+        value = _cell(source, step, batch, where)
+        return Operand(ref.step, step.symbol, where, labels.cell(step, where), value)
 
     letter = declared.running
     verdicts: tuple[Verdict, ...] = ()
@@ -44,7 +44,7 @@ def derive(
     terms: list[Term] = []
     if not letter:
         operands = [operand(ref, at) for ref in declared.operands]
-    elif all(one.visible for one in verdicts):  # a hidden sum has no terms
+    elif all(verdict.visible for verdict in verdicts):  # a hidden sum has no terms
         operands, terms = _summands(source, labels, declared, batch, at, operand)
     slope_of = ""
     if declared.of:

@@ -191,12 +191,13 @@ def weights(
     >>> weights(x, x, lse, rows=-1, causal=True).compute().round(3)
     array([[0.248, 0.248, 0.503]])
     """
-    lazy = {n: as_lazy(n, one) for n, one in {"query": query, "key": key, "lse": lse}.items()}
+    arrays = {"query": query, "key": key, "lse": lse}
+    lazy = {name: as_lazy(name, array) for name, array in arrays.items()}
     cells, others = lazy_cells(mask=mask, bias=bias)
     options |= {**others, "threads": as_int("threads", threads, 1)}
     of_query, of_key, of_lse = (hollow(lazy[name]) for name in ("query", "key", "lse"))
     with naming_shapes(query=of_query, key=of_key, lse=of_lse):
-        given = {**options, **{name: hollow(one) for name, one in cells.items()}}
+        given = {**options, **{name: hollow(array) for name, array in cells.items()}}
         request, _ = recompute_weights.checked(of_query, of_key, of_lse, given)
         recompute_weights.check_score(request)
         chosen, is_one = recompute_weights.row_numbers(rows, request)
@@ -220,7 +221,7 @@ def weights(
             here = slice(first, first + run.stop - run.start)
             pieces.append((tiles.tile_of(request, place._replace(rows=run)), here, run.start))
         ends = {"key": (*block[:-1], 0, 0), "lse": block}
-        inputs = [(one.name, *ends.get(n, (*block, 0))) for n, one in chunked.items()]
+        inputs = [(array.name, *ends.get(n, (*block, 0))) for n, array in chunked.items()]
         tasks[(name, *block, 0)] = (_rows, pieces, tuple(cells), request.dtype, *inputs)
     chunks = (*chunked["query"].chunks[:-1], request.shape[-1:])
     made = natural(request, array_of(name, tasks, [*chunked.values()], chunks, request.dtype))

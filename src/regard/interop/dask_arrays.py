@@ -41,7 +41,7 @@ def as_lazy(name: str, array: Any) -> da.Array:
 def lazy_cells(**given: Any) -> tuple[dict[str, da.Array], dict[str, Any]]:
     """A mask and a bias that come with the keys, as those that are lazy always do; and the rest."""
     cells = {n: as_lazy(n, x) for n, x in given.items() if isinstance(x, da.Array) or has_cells(x)}
-    return cells, {name: one for name, one in given.items() if name not in cells}
+    return cells, {name: x for name, x in given.items() if name not in cells}
 
 
 def name_of(kind: str, request: Request, *others: Any) -> str:
@@ -62,8 +62,8 @@ def array_of(
 def aligned(sizes: Sequence[int]) -> tuple[int, ...]:
     """Chunks of keys with boundaries moved to the nearest multiples of `CHUNK`."""
     whole, at = sum(sizes), list(itertools.accumulate(sizes))[:-1]
-    inner = sorted({round(one / CHUNK) * CHUNK for one in at} - {0})
-    cuts = [0, *(one for one in inner if one < whole), whole]
+    inner = sorted({round(end / CHUNK) * CHUNK for end in at} - {0})
+    cuts = [0, *(end for end in inner if end < whole), whole]
     return tuple(b - a for a, b in itertools.pairwise(cuts))
 
 
@@ -92,7 +92,7 @@ def cut(
     of_keys = (tuple(size // shared for size in heads), keys, -1)
     chunks = {"query": (heads, rows, -1), "key": of_keys, "value": of_keys, "lse": (heads, rows)}
     cells = (heads, rows, keys)
-    cut = {n: one.rechunk((*outer, *chunks.get(n, cells))) for n, one in arrays.items()}
+    cut = {n: array.rechunk((*outer, *chunks.get(n, cells))) for n, array in arrays.items()}
     cuts = [_slices(sizes) for sizes in (*outer, heads, rows)]
     return Blocks(request, cuts, _slices(keys)), cut
 

@@ -128,36 +128,36 @@ def attention(
     inputs = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
     outputs = {"output": output, "lse": lse}
     job = Job(
-        inputs={name: _folder(name, one) for name, one in inputs.items() if one is not None},
-        outputs={n: Output(_folder(n, one)) for n, one in outputs.items() if one is not None},
+        inputs={name: _folder(name, path) for name, path in inputs.items() if path is not None},
+        outputs={n: Output(_folder(n, path)) for n, path in outputs.items() if path is not None},
         options=options,
         threads=1 if executor is not None and threads is None else threads,
     )
     call = Call(job)
-    for one in job.outputs.values():
-        one.check([*job.inputs.values()], force=force)
+    for target in job.outputs.values():
+        target.check([*job.inputs.values()], force=force)
     memory, workers = as_int("memory", memory, 1), as_int("workers", workers, 1)
     *blocks, keys = _sizes(call, chunks, memory, workers)
-    begun = [one.settings() for one in job.outputs.values()]
+    begun = [target.settings() for target in job.outputs.values()]
     settings = _settings(call)
     known: Any = (begun[0] or {}).get("blocks")
     if chunks is None and begun[0] == settings | {"blocks": known} and _are_sizes(known, blocks):
         blocks = known  # any keys give the same bytes, but chunks have their rows
     settings |= {"blocks": blocks}
     _check_begun(job, begun, settings, force=force)
-    for (name, one), found in zip(job.outputs.items(), begun, strict=True):
+    for (name, target), before in zip(job.outputs.items(), begun, strict=True):
         last = call.request.value.shape[-1:] if name == "output" else ()
         dtype = call.request.dtype if name == "output" else call.request.lse_dtype
         form = ((*call.request.shape[:-1], *last), (*blocks, *last), dtype)
-        if found == settings:
-            one.check_form(*form)
+        if before == settings:
+            target.check_form(*form)
         else:
-            one.begin(*form, settings)
+            target.begin(*form, settings)
     for_workers = replace(
         job,
         sizes=(*blocks, keys),
         inputs={name: os.path.abspath(path) for name, path in job.inputs.items()},
-        outputs={name: Output(os.path.abspath(one.path)) for name, one in job.outputs.items()},
+        outputs={n: Output(os.path.abspath(target.path)) for n, target in job.outputs.items()},
     )
     return _run(
         for_workers,
@@ -177,8 +177,8 @@ def _sizes(call: Call, chunks: Any, memory: int, workers: int) -> tuple[int, ...
     request, shared = call.request, sharing(call.request)
     *lead, heads, rows, _ = request.shape
     query, key = (call.arrays[name].chunks for name in ("query", "key"))
-    own = (*(1 for _ in lead), *query)[-len(lead) - 3 : -3]
-    batch = tuple(min(one, max(whole, 1)) for one, whole in zip(own, lead, strict=True))
+    outer = (*(1 for _ in lead), *query)[-len(lead) - 3 : -3]
+    batch = tuple(min(chunk, max(whole, 1)) for chunk, whole in zip(outer, lead, strict=True))
     if chunks is None and 0 not in request.shape:
         of_heads = min(heads, math.lcm(query[-3], shared * key[-3]))
         blocks = math.prod(batch) * of_heads // shared  # of those that a plan speaks of
@@ -190,7 +190,7 @@ def _sizes(call: Call, chunks: Any, memory: int, workers: int) -> tuple[int, ...
         chunks = (shared, CHUNK, CHUNK)
     if not (isinstance(chunks, tuple) and len(chunks) == 3):
         raise OptionError("chunks must be three numbers, of heads, rows and keys")
-    of_heads, of_rows, of_keys = (as_int("chunks", one, 1) for one in chunks)
+    of_heads, of_rows, of_keys = (as_int("chunks", size, 1) for size in chunks)
     if of_heads % shared:
         raise ShapeError(
             f"chunks have {of_heads} heads, but {shared} query heads share a key head; make "
@@ -200,12 +200,12 @@ def _sizes(call: Call, chunks: Any, memory: int, workers: int) -> tuple[int, ...
     return (*batch, *sizes, -(-of_keys // CHUNK) * CHUNK)
 
 
-def _are_sizes(found: Any, like: Sequence[int]) -> bool:
+def _are_sizes(sizes: Any, like: Sequence[int]) -> bool:
     """Whether something that was read is as many sizes of a block."""
     return (
-        isinstance(found, list)
-        and len(found) == len(like)
-        and all(type(one) is int and one > 0 for one in found)
+        isinstance(sizes, list)
+        and len(sizes) == len(like)
+        and all(type(size) is int and size > 0 for size in sizes)
     )
 
 
@@ -225,40 +225,40 @@ def _settings(call: Call) -> dict[str, Any]:
     """What the bytes of the output depend on, as JSON; kept with the output."""
     job = call.job
     options = {
-        name: one
-        for name, one in sorted(job.options.items())
-        if one is not None and one is not False
+        name: option
+        for name, option in sorted(job.options.items())
+        if option is not None and option is not False
     }
     inputs = {n: zarr_files.identity(path, call.arrays[n]) for n, path in job.inputs.items()}
     versions = {"regard": show_config("dict")["regard"], "target": job.target}
-    for name, one in options.items():
+    for name, option in options.items():
         try:
-            options[name] = json.loads(json.dumps(one))
+            options[name] = json.loads(json.dumps(option))
         except (TypeError, ValueError):
             raise OptionError(
-                f"{name} is a {type(one).__name__}, but over Zarr options are numbers, names and "
-                "tuples of them, which are kept with the output; arrays are Zarr arrays: mask= and "
-                "bias="
+                f"{name} is a {type(option).__name__}, but over Zarr options are numbers, names "
+                "and tuples of them, which are kept with the output; arrays are Zarr arrays: "
+                "mask= and bias="
             ) from None
     return {**versions, **options, **inputs}
 
 
 def _check_begun(job: Job, begun: Sequence[Any], settings: dict[str, Any], *, force: bool) -> None:
     """Refuse to go on with an output of other settings."""
-    for one, found in zip(job.outputs.values(), begun, strict=True):
-        if found in (None, settings) or force:
+    for target, before in zip(job.outputs.values(), begun, strict=True):
+        if before in (None, settings) or force:
             continue
-        name = next(n for n in (*settings, *found) if settings.get(n) != found.get(n))
-        if name in job.inputs and name in found:
+        name = next(n for n in (*settings, *before) if settings.get(n) != before.get(n))
+        if name in job.inputs and name in before:
             what = f"another {name}, or {safe_text(job.inputs[name], 200)} has changed since"
         else:
             then, now = (
                 f"{name} {safe_text(json.dumps(each[name]), 80)}" if name in each else f"no {name}"
-                for each in (found, settings)
+                for each in (before, settings)
             )
             what = f"{then}, not with {now}"
         raise ProblemError(
-            f"{safe_text(one.folder, 200)}: was begun with {what}; pass ",
+            f"{safe_text(target.folder, 200)}: was begun with {what}; pass ",
             *(Setting("force", True), " to begin again"),
         )
 
@@ -303,14 +303,14 @@ class Call:
     def read(self, name: str, place: Place) -> Array:
         """What a place needs of an array."""
         array, whole = self.arrays[name], where(self.request, name, place)
-        found = zarr_files.read(self.job.inputs[name], array, within(array.shape, whole))
-        self.bytes += found.nbytes
-        return np.broadcast_to(found, [one.stop - one.start for one in whole])
+        part = zarr_files.read(self.job.inputs[name], array, within(array.shape, whole))
+        self.bytes += part.nbytes
+        return np.broadcast_to(part, [axis.stop - axis.start for axis in whole])
 
 
 def is_whole(job: Job, block: Block) -> bool:
     """Whether every output has the chunk of a block, with the right checksum."""
-    return all([one.keep(block) for one in job.outputs.values()])
+    return all([target.keep(block) for target in job.outputs.values()])
 
 
 def make(job: Job, block: Block) -> int:
@@ -356,8 +356,8 @@ def _run(
         for at in run(missing, partial(make, job), begin, *where):
             if watch is not None:
                 watch(at)
-        for one in job.outputs.values():
-            one.appear()
+        for target in job.outputs.values():
+            target.appear()
     except (OSError, CancelledError) as error:
         # A connection of dask's that ended is an OSError too.
         of_dask = type(error).__module__.startswith("distributed.")
