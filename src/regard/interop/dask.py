@@ -35,7 +35,6 @@ from regard.interop.dask_arrays import (
     cut,
     lazy_cells,
     name_of,
-    natural,
     with_axes,
 )
 
@@ -135,10 +134,10 @@ def attention(
     inputs = [*arrays.values()]
     output = array_of(name, tasks, inputs, (*chunks, widths), request.dtype)
     if not request.options.return_lse:
-        return natural(request, output)
+        return request.natural(output)
     seconds = {("lse-" + name, *block): (_second, ("end-" + name, *block)) for block in blocks}
     lse = array_of("lse-" + name, seconds, [output], chunks, request.lse_dtype)
-    return OutputLse(natural(request, output), natural(request, lse))
+    return OutputLse(request.natural(output), request.natural(lse))
 
 
 @answering
@@ -224,7 +223,7 @@ def weights(
         inputs = [(array.name, *ends.get(n, (*block, 0))) for n, array in chunked.items()]
         tasks[(name, *block, 0)] = (_rows, pieces, tuple(cells), request.dtype, *inputs)
     chunks = (*chunked["query"].chunks[:-1], request.shape[-1:])
-    made = natural(request, array_of(name, tasks, [*chunked.values()], chunks, request.dtype))
+    made = request.natural(array_of(name, tasks, [*chunked.values()], chunks, request.dtype))
     return made[..., 0, :] if is_one else made
 
 

@@ -100,11 +100,3 @@ def cut(
 def _slices(sizes: Sequence[int]) -> list[slice]:
     ends = [0, *itertools.accumulate(sizes)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
-
-
-def natural(request: Request, array: da.Array) -> da.Array:
-    """The result without the axes that the caller does not have."""
-    place: tuple[Any, ...] = (slice(None),) * len(request.lead)
-    if request.has_heads and request.has_rows:
-        return array
-    return array[(*place, *([] if request.has_heads else [0]), *([] if request.has_rows else [0]))]

@@ -141,7 +141,7 @@ def attention(
     begun = [target.settings() for target in job.outputs.values()]
     settings = _settings(call)
     known: Any = (begun[0] or {}).get("blocks")
-    if chunks is None and begun[0] == settings | {"blocks": known} and _are_sizes(known, blocks):
+    if chunks is None and isinstance(known, list) and begun[0] == settings | {"blocks": known}:
         blocks = known  # any keys give the same bytes, but chunks have their rows
     settings |= {"blocks": blocks}
     _check_begun(job, begun, settings, force=force)
@@ -198,15 +198,6 @@ def _sizes(call: Call, chunks: Any, memory: int, workers: int) -> tuple[int, ...
         )
     sizes = (min(of_heads, max(heads, 1)), min(of_rows, max(rows, 1)))
     return (*batch, *sizes, -(-of_keys // CHUNK) * CHUNK)
-
-
-def _are_sizes(sizes: Any, like: Sequence[int]) -> bool:
-    """Whether something that was read is as many sizes of a block."""
-    return (
-        isinstance(sizes, list)
-        and len(sizes) == len(like)
-        and all(type(size) is int and size > 0 for size in sizes)
-    )
 
 
 def _in_chunks(size: int, chunk: int) -> int:
