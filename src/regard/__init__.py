@@ -17,11 +17,12 @@ attention calls of those libraries. In a shell, `regard --help` lists the comman
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard.api import attention, diagnose, explain, gradients, linear_attention, weights
+from regard.api import attention, linear_attention, weights
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
     from regard import masks, models, normalizers, positions, scores, testing, textbook
+    from regard.api import diagnose, explain, gradients
     from regard.compute.config import set_threads, show_config
     from regard.compute.kv_cache import KVCache
     from regard.compute.results import (
@@ -89,6 +90,9 @@ _LAZY = {
     "Expectation": "problems.parts",
     "Explanation": "faces",
     "Gradients": "compute.results",
+    "diagnose": "api",
+    "explain": "api",
+    "gradients": "api",
     "LayerGradients": "compute.results",
     "KVCache": "compute.kv_cache",
     "MultiHeadAttention": "models.multi_head",

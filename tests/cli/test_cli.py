@@ -894,10 +894,10 @@ def test_large_calls_are_cut_into_batches_then_heads_then_rows() -> None:
             return np.broadcast_to(np.zeros((), np.float32), (*lead, *shape))
 
         request = make_request(array(heads, rows, 1), array(heads, keys, 1), array(heads, keys, 1))
-        found = Job(request, {}, {}, by_position=False).pieces()
+        found = Job(request).pieces()
         cells = sum(
             (own.stop - own.start) * (h.stop - h.start) * (1 if len(found) > 1 else max(lead[0], 1))
-            for _, h, own in found
+            for _, h, own, _ in found
         )
         np.testing.assert_equal(cells, lead[0] * heads * rows)
         return len(found)
@@ -1001,7 +1001,7 @@ def status(name):
 
 names = ("query", "key", "value")
 arrays = {name: load_npy(f"{name[0]}.npy") for name in names}
-job = Job(make_request(**arrays), {}, {}, False)
+job = Job(make_request(**arrays))
 for array in arrays.values():  # what is mapped is here already, and counts no more
     array.max()
 with open("/proc/self/clear_refs", "w") as peak:

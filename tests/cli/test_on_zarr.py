@@ -162,14 +162,14 @@ class Terminal(io.StringIO):
 
 
 def test_a_bar_shows_blocks_their_speed_and_the_time_left(monkeypatch):
-    from regard.cli import on_zarr
+    from regard.cli import frame
     from regard.interop.zarr import Progress
 
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    with on_zarr._bar() as watch:
+    with frame.progress_bar() as watch:
         for blocks in range(2, 6):
             time.sleep(0.02)
             watch(Progress(blocks=blocks, of=6, kept=2, bytes=(blocks - 2) * 10**9))

@@ -20,6 +20,7 @@ from calls import arithmetic_of, every_float, numbers
 from layouts import layouts
 from oracle import attend
 from regard import Expectation, Explanation, Problem
+from regard.compute.evaluation import Run
 from regard.compute.kernels import reference
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
 from regard.positions import Rotary
@@ -1136,6 +1137,19 @@ def test_embeddings_and_weights_are_explained_as_the_problem_that_they_make(opti
     assert list(explanation.steps) == list(expected.steps)
     assert explanation.compare(expected) is None
     assert (explanation.title, explanation.names) == (expected.title, expected.names)
+
+
+def test_embeddings_are_projected_once(monkeypatch):
+    made, part = [], Run.part
+
+    def noted(run, step, *place):
+        made.append(step.name)
+        return part(run, step, *place)
+
+    monkeypatch.setattr(Run, "part", noted)
+    explanation = regard.explain(regard.load_problem("she-likes-coffee"))
+    np.array(explanation.output)
+    assert [made.count(name) for name in ("queries", "keys", "values", "output")] == [1, 1, 1, 1]
 
 
 def test_a_mask_object_goes_with_the_parts_of_a_problem():

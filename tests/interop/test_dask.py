@@ -139,7 +139,7 @@ def test_a_tree_is_near_and_does_not_depend_on_the_scheduler():
 
 def test_hidden_parts_are_no_tasks(monkeypatch):
     import regard.interop.dask as over_dask
-    from regard.compute import parts
+    from regard.compute import tiles as parts
 
     x = da.zeros((1, 4096, 16), chunks=(1, 512, 16), dtype="f4")
     real, carried = parts.carry, []

@@ -38,7 +38,7 @@ boundary.parse compute.visibility compute.part compute.distances compute.rotary
 boundary.files
 compute.rotary_config
 masks scores normalizers positions compute.quantized compute.results
-compute.options compute.option_types
+compute.options compute.option_types compute.loss
 textbook compute.request
 compute.positioned
 compute.extended_range compute.evaluation compute.program
@@ -46,10 +46,11 @@ compute.gradients compute.softmax compute.linear problems
 compute.dot_of_rows
 compute.kernels
 compute.dispatch compute.kv_buffers
-compute.kv_files compute.parts
-compute.config compute.recompute_weights compute.kv_cache
+compute.kv_files compute.tiles
+compute.config compute.recompute_weights compute.kv_cache compute.blocks
 explanation.labels explanation.notation
 explanation.derivation explanation.table
+explanation.derive
 explanation.step
 explanation.trace
 explanation.contributions explanation.questions
@@ -258,6 +259,30 @@ def test_no_text_has_words_that_readers_stumble_over():
     for path in (*pages, *sources):
         found = pattern.search(path.read_text("utf-8"))
         assert found is None, f"{path.name}: {found[0]}"
+
+
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_MODULES = 500, 80, 9
+LONGER = ("diagnosis/", "compute/kernels/cpp/simd.hpp")  # which are to become shorter
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How long a function is without its docstring."""
+    first = function.body[0]
+    docstring = first.end_lineno - first.lineno + 1 if ast.get_docstring(function) else 0
+    return function.end_lineno - function.lineno + 1 - docstring
+
+
+def test_files_and_functions_are_short():
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for path in PACKAGE.rglob("*"):
+        name, text = path.relative_to(PACKAGE).as_posix(), ""
+        if path.suffix in {".py", ".js", ".cpp", ".hpp"} and not name.startswith(LONGER):
+            text = path.read_text("utf-8")
+        assert len(text.splitlines()) <= MOST_LINES, name
+        for node in ast.walk(parsed(text)) if path.suffix == ".py" else ():
+            if isinstance(node, functions):
+                assert lines_of(node) <= MOST_LINES_OF_A_FUNCTION, f"{node.name} in {name}"
+    assert len([*PACKAGE.glob("*.py")]) <= MOST_MODULES
 
 
 def test_no_module_is_a_catch_all():

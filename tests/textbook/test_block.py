@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from regard.compute.evaluation import Run
-from regard.explanation.derivation import derive
+from regard.explanation.derive import derive
 from regard.explanation.labels import Labels
 from regard.masks import Causal
 from regard.textbook.block import Layer, layer, model

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from regard.boundary.arrays import Array
 from regard.cli.completion import complete_kernel
-from regard.cli.frame import check_targets, flag, option, refuse_with, refuse_without
+from regard.cli.frame import (
+    check_targets,
+    flag,
+    option,
+    progress_bar,
+    refuse_with,
+    refuse_without,
+)
 from regard.errors import OptionError, naming_shapes, safe_text
-from regard.views.screen import console
 
 if TYPE_CHECKING:
     from regard.cli.on_disk import Job
@@ -81,37 +86,31 @@ def attention(
     start = _offset(offset)
     if start is not None and not causal and window is None:
         raise OptionError("--offset has no effect without --causal or --window; leave it out")
-    wanted = {"output": output, "weights": weights, "lse": lse}
-    targets = {name: path for name, path in wanted.items() if path is not None}
-    inputs = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
-    files = {name: path for name, path in inputs.items() if path is not None}
+    targets = _given(output=output, weights=weights, lse=lse)
+    files = _given(query=query, key=key, value=value, mask=mask, bias=bias)
     check_targets(targets, force=force, inputs=[*files.values()])
     limit = None if max_memory is None else parse_size("--max-memory", max_memory)
     options: dict[str, Any] = {
         "causal": causal,
         "window": None if window is None else tuple(_window_side(side) for side in window),
+        "offset": start,
         "scale": scale,
         "softcap": softcap,
         "sink": sink,
         "precision": precision,
         "threads": threads,
     }
-    cluster: dict[str, Any] = {"workers": workers, "scheduler": scheduler}
+    of_zarr: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "chunks": chunks}
     begin = time.perf_counter()
     if output.rstrip("/").endswith(".zarr"):
         from regard.cli.on_zarr import compute
 
         refuse_with("OUT.zarr", {"--weights": weights, "--kernel": kernel})
-        options["offset"] = start
-        results: Results = compute(
-            files, targets, options, **cluster, chunks=chunks, memory=limit, force=force
-        )
+        results: Results = compute(files, targets, options, **of_zarr, memory=limit, force=force)
     else:
-        of_zarr = {**cluster, "chunks": chunks}
-        refuse_without("-o OUT.zarr", {f"--{name}": one for name, one in of_zarr.items()})
-        options |= {"kernel": kernel, "return_weights": "weights" in targets}
-        options["return_lse"] = "lse" in targets
-        results = _in_files(files, targets, options, start, limit, force=force)
+        refuse_without("-o OUT.zarr", {f"--{name}": given for name, given in of_zarr.items()})
+        options |= {"kernel": kernel} | {f"return_{n}": n in targets for n in ("weights", "lse")}
+        results = _in_files(files, targets, options, limit, force=force)
     seconds = time.perf_counter() - begin
     for name, path in targets.items():
         shape, dtype = results[name]
@@ -120,11 +119,14 @@ def attention(
         typer.echo(f"computed in {seconds:.1f} s", err=True)
 
 
+def _given(**paths: str | None) -> dict[str, str]:
+    return {name: path for name, path in paths.items() if path is not None}
+
+
 def _in_files(
     files: Mapping[str, str],
     targets: Mapping[str, str],
     options: dict[str, Any],
-    offset: int | str | None,
     limit: int | None,
     *,
     force: bool,
@@ -134,37 +136,12 @@ def _in_files(
     from regard.compute.request import make_request
 
     arrays: dict[str, Any] = {name: load_npy(path) for name, path in files.items()}
-    kernel = options.pop("kernel")
     with naming_shapes(**arrays):
-        request = make_request(**arrays, offset=offset, **options)
-    extras = {name: arrays.pop(name) for name in arrays.keys() & {"mask", "bias"}}
-    by_position = options["causal"] or options["window"] is not None
-    job = Job(request, extras, {**options, "kernel": kernel}, by_position)
-    _check_memory(job, arrays, limit)
-    job.write(targets, force=force, watch=_with_progress)
+        job = Job(make_request(**arrays, **options))
+    _check_memory(job, {name: arrays[name] for name in ("query", "key", "value")}, limit)
+    with progress_bar(BAR_AFTER_SECONDS) as watch:
+        job.write(targets, force=force, watch=watch)
     return job.results
-
-
-def _with_progress(pieces: Sequence[Any]) -> Iterator[Any]:
-    """The pieces one by one, with a bar on a terminal if it takes long."""
-    begin = time.monotonic()
-    bar: Any = None
-    task: Any = None
-    try:
-        for number, piece in enumerate(pieces):
-            late = time.monotonic() - begin > BAR_AFTER_SECONDS
-            if bar is None and late and sys.stderr.isatty():
-                from rich.progress import Progress
-
-                bar = Progress(console=console(stderr=True), transient=True)
-                task = bar.add_task("attention", total=len(pieces), completed=number)
-                bar.start()
-            yield piece
-            if bar is not None:
-                bar.update(task, completed=number + 1)
-    finally:
-        if bar is not None:
-            bar.stop()
 
 
 def _check_memory(job: Job, arrays: Mapping[str, Array], limit: int | None) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from regard.explanation.derivation import Derivation
     from regard.faces import Explanation
     from regard.models import Overview
+    from regard.problems.problem import Problem
 
 EXAMPLES = """\b
 Examples:
@@ -95,17 +96,34 @@ class _Wanted(NamedTuple):
     show: bool
 
 
+class _Given(NamedTuple):
+    """What to explain: a file or words, of a model or at random, and what replaces its parts."""
+
+    source: str | None
+    text: str | None
+    kind: str | None
+    random: dict[str, Any]  # options of random vectors
+    model: str | None
+    layer: int | None
+    truncate: bool
+    target: str | None
+    mechanism: dict[str, str | None]
+
+
+SOURCE: Any = typer.Argument(
+    None,
+    metavar="FILE",
+    help="A problem (.toml, .json, .npz), the name of an example, or - for standard input.",
+    autocompletion=complete_source,
+    show_default=False,
+)
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 
-def explain(  # more than 80 lines, because a signature declares the options of its command
-    source: str | None = typer.Argument(
-        None,
-        metavar="FILE",
-        help="A problem (.toml, .json, .npz), the name of an example, or - for standard input.",
-        autocompletion=complete_source,
-        show_default=False,
-    ),
+def explain(
+    source: str | None = SOURCE,
     step: list[str] | None = option(
         "STEP",
         "Show only this step; may be given several times.",
@@ -163,58 +181,80 @@ def explain(  # more than 80 lines, because a signature declares the options of 
     shown = (step or (), why, head, statistics, gradients, digits, as_json)
     wanted = _Wanted(*shown, save, html, budget, force, show)
     random = {"--dim": dim, "--seed": seed, "--heads": heads, "--causal": causal or None}
-    _check_files(wanted, [*files_read(source, model), *([target] if target else [])])
-    _check_wanted(wanted, model)
-    if why is not None and source is None and text is None:
+    mechanism = {"score": score, "normalize": normalize, "positions": positions}
+    words = (source, text, kind, random, model, layer, truncate, target, mechanism)
+    _explain(_Given(*words), wanted)
+
+
+def _explain(given: _Given, wanted: _Wanted) -> None:
+    """Check what was given and wanted, then show it."""
+    inputs = [*files_read(given.source, given.model), *([given.target] if given.target else [])]
+    _check_files(wanted, inputs)
+    _check_wanted(wanted, given.model)
+    if wanted.why is not None and given.source is None and given.text is None:
         raise OptionError(
             "explain needs a problem, and --why took the words after it; put FILE before --why "
             "(see regard explain --help)"
         )
-    if model is None:
-        refuse_without("--model", {"--layer": layer, "--truncate": truncate})
-        problem = read_problem(source, text, kind, random)
+    if given.model is None:
+        refuse_without("--model", {"--layer": given.layer, "--truncate": given.truncate})
+        problem = read_problem(given.source, given.text, given.kind, given.random)
     else:
-        encoder, words = read_model(model, source, text, kind, random)
-        if layer is None:
-            _refuse_for_overview(wanted, target)
-            if not hasattr(encoder, "overview"):
-                raise OptionError(
-                    f"{safe_text(model, 60)} is a language model; say which layer to explain, "
-                    "such as ",
-                    Setting("layer", 0),
-                )
-            _show_overview(encoder.overview(words, truncate=truncate), as_json, digits)
+        of_model = _of_model(given.model, given, wanted)
+        if of_model is None:
             return
-        explained = encoder.explain(words, layer, head, truncate=truncate).problem
-        assert explained is not None
-        problem = explained
+        problem = of_model
         wanted = wanted._replace(head=None)  # the problem has the one head, or all are shown
-    if target is not None:
-        problem = with_target(problem, target)
-    problem = with_mechanism(problem, score=score, normalize=normalize, positions=positions)
-    if save is not None:
+    if given.target is not None:
+        problem = with_target(problem, given.target)
+    problem = with_mechanism(problem, **given.mechanism)
+    if wanted.save is not None:
         from regard.problems.files import save_problem
 
-        save_problem(problem, save, force=force)
-        typer.echo(f"saved {safe_text(save)}", err=True)
+        save_problem(problem, wanted.save, force=wanted.force)
+        typer.echo(f"saved {safe_text(wanted.save)}", err=True)
+    _show(problem, given.source or "--text", wanted)
+
+
+def _of_model(model: str, given: _Given, wanted: _Wanted) -> Problem | None:
+    """A layer of a model as a problem; None where an overview of all layers was shown."""
+    encoder, words = read_model(model, given.source, given.text, given.kind, given.random)
+    if given.layer is not None:
+        explained = encoder.explain(words, given.layer, wanted.head, truncate=given.truncate)
+        assert explained.problem is not None
+        problem: Problem = explained.problem
+        return problem
+    _refuse_for_overview(wanted, given.target)
+    if not hasattr(encoder, "overview"):
+        raise OptionError(
+            f"{safe_text(model, 60)} is a language model; say which layer to explain, such as ",
+            Setting("layer", 0),
+        )
+    overview = encoder.overview(words, truncate=given.truncate)
+    _show_overview(overview, wanted.as_json, wanted.digits)
+    return None
+
+
+def _show(problem: Problem, source: str, wanted: _Wanted) -> None:
+    """Explain the problem, write and print what is wanted, and compare with its expectations."""
     from regard.explanation.labels import head_position
 
     explanation = api.explain(problem)
-    if gradients:
+    if wanted.gradients:
         wanted = wanted._replace(steps=_gradients(explanation))
     head_position(explanation.source.sizes, wanted.head)
-    derivation = None if why is None else _derivation(explanation, why, wanted.head)
-    if html is not None:
-        _write_report(explanation, html, wanted)
-    mismatches, unchecked = _mismatches(explanation, source or "--text")
-    if as_json and unchecked is None:
+    derivation = None if wanted.why is None else _derivation(explanation, wanted.why, wanted.head)
+    if wanted.html is not None:
+        _write_report(explanation, wanted.html, wanted)
+    mismatches, unchecked = _mismatches(explanation, source)
+    if wanted.as_json and unchecked is None:
         from regard.views.json_output import as_data
 
-        print_json(as_data(explanation, wanted.steps or None, derivation, statistics))
-    elif not as_json:
-        count = 0 if unchecked is not None else len(problem.expect)
-        _print(explanation, wanted, derivation, html is not None)
-        _print_expectations(mismatches, count, digits, quiet=html is not None)
+        print_json(as_data(explanation, wanted.steps or None, derivation, wanted.statistics))
+    elif not wanted.as_json:
+        count, quiet = 0 if unchecked is not None else len(problem.expect), wanted.html is not None
+        _print(explanation, wanted, derivation, quiet)
+        _print_expectations(mismatches, count, wanted.digits, quiet=quiet)
     if unchecked is not None:
         raise unchecked
     if mismatches:

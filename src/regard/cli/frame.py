@@ -8,14 +8,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from regard.compute import native
 from regard.errors import OptionError, ProblemError, RegardError, Setting, safe_text
+from regard.views.screen import console
+
+if TYPE_CHECKING:
+    from regard.compute.blocks import Progress
 
 BAD_INPUT = (RegardError, OSError, MemoryError)
 DIFFERS, BAD, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
@@ -165,7 +171,7 @@ def check_targets(
         other = places.setdefault(os.path.realpath(path), option)
         if other != option:
             raise OptionError(f"--{other} and --{option} would go to the same file, {path}")
-        read = next((one for one in inputs if _is_same_file(path, one)), None)
+        read = next((source for source in inputs if _is_same_file(path, source)), None)
         if read is not None:
             name = "standard input" if read == 0 else read
             raise ProblemError(
@@ -197,3 +203,35 @@ def saved(path: str, show: bool) -> None:
 
         if not webbrowser.open(Path(path).absolute().as_uri()):
             typer.echo("no browser could be started; open the file yourself", err=True)
+
+
+@contextmanager
+def progress_bar(after: float = 0.0) -> Iterator[Callable[[Progress], None] | None]:
+    """Shows blocks, bytes a second and the time left, from some seconds on; on a terminal only."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    begin = time.monotonic()
+    columns = (
+        TextColumn("{task.completed}/{task.total} blocks"),
+        BarColumn(),
+        TextColumn("{task.fields[speed]:.2f} GB/s, left:"),
+        TimeRemainingColumn(),
+    )
+    # Blocks may take minutes: time left is judged by all of them, not by the last half a minute.
+    bar = Bar(*columns, console=console(stderr=True), transient=True, speed_estimate_period=1e6)
+    task = bar.add_task("attention", total=None, speed=0.0)
+
+    def watch(at: Progress) -> None:
+        seconds = time.monotonic() - begin
+        bar.update(task, completed=at.blocks, total=at.of, speed=at.bytes / 1e9 / seconds)
+        if seconds >= after:
+            bar.start()  # once; after that it does nothing
+
+    try:
+        yield watch
+    finally:
+        bar.stop()

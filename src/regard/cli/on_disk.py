@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
-from regard.api import attention
 from regard.boundary.arguments import is_float
 from regard.boundary.arrays import Array
 from regard.boundary.files import about, open_file, write_file
+from regard.compute import dispatch
+from regard.compute.blocks import Blocks, Progress, run
 from regard.compute.evaluation import BLOCK_CELLS
-from regard.compute.visibility import Placed
+from regard.compute.tiles import QKV, Place, tile_of, where
 from regard.errors import ProblemError, safe_text
 
 if TYPE_CHECKING:
     from regard.compute.request import Request
 
-
-# Which batch element, heads and rows.
-Piece = tuple[tuple[int, ...], slice, slice]
 
 # A call of more cells than this is computed in pieces.
 PIECE_CELLS = 2**24
@@ -79,7 +77,7 @@ def _npy_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal
     return dtype, shape, "F" if is_fortran else "C"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Job:
     """One call of attention over arrays on disk, computed and written in pieces.
 
@@ -88,83 +86,59 @@ class Job:
     """
 
     request: Request
-    extras: Mapping[str, Array]  # mask and bias, as given
-    options: Mapping[str, Any]
-    by_position: bool  # whether rules compare positions, so that a piece's offset matters
 
     @property
     def results(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """The shape and the dtype of each result that is wanted."""
         request = self.request
-
-        found = {"output": (request.natural_shape(request.value.shape[-1]), request.dtype)}
+        results = {"output": (request.natural_shape(request.value.shape[-1]), request.dtype)}
         if request.options.return_weights:
-            found["weights"] = (request.natural_shape(request.shape[-1]), request.dtype)
+            results["weights"] = (request.natural_shape(request.shape[-1]), request.dtype)
         if request.options.return_lse:
-            found["lse"] = (request.natural_shape(), request.lse_dtype)
-        return found
+            results["lse"] = (request.natural_shape(), request.lse_dtype)
+        return results
 
-    def pieces(self) -> list[Piece]:
-        """Which batch element, heads and rows each piece has; one piece if all of it is small."""
+    def pieces(self) -> list[Place]:
+        """Where each piece is, with all keys; one piece if all of it is small."""
         *lead, heads, rows, keys = self.request.shape
-        if math.prod(self.request.shape) <= PIECE_CELLS:
-            return [((), slice(0, heads), slice(0, rows))]
-        if heads * rows * keys <= PIECE_CELLS:
-            return [(batch, slice(0, heads), slice(0, rows)) for batch in np.ndindex(*lead)]
-        # Whole blocks of the kernel, anchored at row 0 as it anchors them: the same bytes as one
-        # call, though matrix products of other sizes may round differently.
-        block = max(1, BLOCK_CELLS // max(keys, 1))
-        length = max(1, PIECE_CELLS // max(keys, 1) // block) * block
-        return [
-            (batch, slice(head, head + 1), slice(start, min(start + length, rows)))
-            for batch in np.ndindex(*lead)
-            for head in range(heads)
-            for start in range(0, rows, length)
-        ]
+        sizes = (*lead, heads, rows)
+        if math.prod(self.request.shape) > PIECE_CELLS:
+            sizes = (*(1 for _ in lead), heads, rows)
+        if heads * rows * keys > PIECE_CELLS:
+            # Whole blocks of the kernel, anchored at row 0 as it anchors them: the same bytes as
+            # one call, though matrix products of other sizes may round differently.
+            block = max(1, BLOCK_CELLS // max(keys, 1))
+            length = max(1, PIECE_CELLS // max(keys, 1) // block) * block
+            sizes = (*(1 for _ in lead), 1, length)
+        blocks = Blocks.of_sizes(self.request, (*(max(size, 1) for size in sizes), max(keys, 1)))
+        return [blocks.place(block) for block in blocks]
 
-    def compute(self, batch: tuple[int, ...], heads: slice, rows: slice) -> dict[str, Array]:
-        """The results of one piece."""
-        arrays, extras = self._inputs(batch, heads, rows)
-        options = {**self.options, **extras}
-        if self.by_position:
-            own: Array = (
-                self.request.query_positions[batch] if batch else self.request.query_positions
-            )
-            options["offset"] = Placed(own[..., rows])
-        found = attention(*arrays, **options)
-        return found._asdict() if hasattr(found, "_asdict") else {"output": found}
-
-    def _inputs(
-        self, batch: tuple[int, ...], heads: slice, rows: slice
-    ) -> tuple[tuple[Array, Array, Array], dict[str, Array]]:
-        """Query, key and value of one piece, and its mask and bias: views, nothing is copied."""
+    def part(self, place: Place) -> Request:
+        """The call of one piece: its arrays are views, nothing is copied."""
         request = self.request
-        several = batch == () and len(request.lead) > 0
-        place: tuple[Any, ...] = (slice(None),) * len(request.lead) if several else batch
-        shared = request.query.shape[-3] // max(request.key.shape[-3], 1) or 1
-        groups = slice(heads.start // shared, -(-heads.stop // shared))
-        query = request.query[(*place, heads, rows)]
-        key, value = (array[(*place, groups)] for array in (request.key, request.value))
-        return (query, key, value), {
-            name: np.broadcast_to(array, request.shape)[(*place, heads, rows)]
-            for name, array in self.extras.items()
-        }
+        arrays = (getattr(request, name)[where(request, name, place)] for name in QKV)
+        return tile_of(request, place).of(*arrays)
+
+    def compute(self, place: Place) -> dict[str, Array]:
+        """The results of one piece."""
+        made = dispatch.run(self.part(place))
+        return {name: getattr(made, name) for name in self.results}
 
     def memory(self) -> int:
         """About how many bytes it allocates. The inputs are mapped, so they are not among them."""
         keys, width = self.request.shape[-1], self.request.value.shape[-1]
         numbers = width + 1 + (keys if self.request.options.return_weights else 0)
-        arrays, extras = self._inputs(*self.pieces()[0])
         # A handful of steps for one block of scores, and one head of keys and values, in float64.
         scratch = 2**25 + keys * (self.request.key.shape[-1] + width) * 8
+        part = next(map(self.part, self.pieces()), self.request)
+        query, key, value, bias = part.query, part.key, part.value, part.options.bias
         # Numbers of other types or byte orders are converted, a piece at a time.
         converted = sum(
             array.size
-            for array in (*arrays, *extras.values())
-            if array.dtype != np.bool_ and not (is_float(array.dtype) and array.dtype.isnative)
+            for array in (query, key, value, bias)
+            if array is not None and not (is_float(array.dtype) and array.dtype.isnative)
         )
         # The kernel copies the keys, and values of half precision, of each head that has many rows.
-        query, key, value = arrays
         if query.shape[-2] * query.shape[-3] > key.shape[-3]:
             size = self.request.accumulator.itemsize
             scratch += (key.size + (value.size if value.dtype.itemsize < size else 0)) * size
@@ -176,12 +150,9 @@ class Job:
         targets: Mapping[str, str],
         *,
         force: bool,
-        watch: Callable[[Sequence[Piece]], Iterable[Piece]] = iter,
+        watch: Callable[[Progress], None] | None = None,
     ) -> None:
-        """Compute everything; the files appear when all is done, or not at all.
-
-        `watch` passes the pieces on one by one and may count them.
-        """
+        """Compute everything; the files appear when all is done, or not at all."""
         with ExitStack() as stack:
             files = {
                 name: stack.enter_context(write_file(path, force=force))
@@ -192,7 +163,17 @@ class Job:
                 descr = np.lib.format.dtype_to_descr(dtype)
                 header = {"descr": descr, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
-            for piece in watch(self.pieces()):
-                for name, array in self.compute(*piece).items():
+
+            def make(place: Place) -> int:
+                made = self.compute(place)
+                for name, array in made.items():
                     numbers = np.ascontiguousarray(array).reshape(-1)
                     files[name].write(numbers.view(np.uint8).data)
+                part = self.part(place)
+                read = (part.query, part.key, part.value)
+                return sum(array.nbytes for array in (*read, *made.values()))
+
+            pieces = self.pieces()
+            for at in run(pieces, make, Progress(0, len(pieces), 0, 0)):
+                if watch is not None:
+                    watch(at)

@@ -1,26 +1,20 @@
-"""Attention over Zarr arrays, on worker processes or a dask cluster, with a progress bar.
+"""Attention over Zarr arrays, on worker processes or a dask cluster.
 
-Owns who computes blocks, and what a terminal shows meanwhile. Blocks, and going on where a run was
-stopped, are `regard.interop.zarr`'s.
+Owns who computes blocks. Blocks, and going on where a run was stopped, are `regard.interop.zarr`'s.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from regard.cli.frame import progress_bar
 from regard.errors import OptionError, ProblemError, naming_shapes, safe_text
-from regard.views.screen import console
-
-if TYPE_CHECKING:
-    from regard.interop.zarr import Progress as At
 
 # A terminal's Ctrl-C reaches workers too; they are ended from here, without a word of their own.
 QUIET = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -60,7 +54,7 @@ def compute(
         with (
             naming_shapes(**arrays),
             _executor(workers, scheduler) as (executor, number),
-            _bar() as watch,
+            progress_bar() as watch,
         ):
             end = over_zarr.attention(**given, executor=executor, workers=number, watch=watch)
     except KeyboardInterrupt:
@@ -121,32 +115,3 @@ def _cluster(distributed: Any, workers: int | None, scheduler: str | None) -> It
         distributed.Client(cluster) as client,
     ):
         yield client
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[At], None] | None]:
-    """Shows blocks, bytes a second and the time left; nothing where there is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    begin = time.monotonic()
-    columns = (
-        TextColumn("{task.completed}/{task.total} blocks"),
-        BarColumn(),
-        TextColumn("{task.fields[speed]:.2f} GB/s, left:"),
-        TimeRemainingColumn(),
-    )
-    # Blocks may take minutes: time left is judged by all of them, not by the last half a minute.
-    bar = Progress(
-        *columns, console=console(stderr=True), transient=True, speed_estimate_period=1e6
-    )
-    task = bar.add_task("attention", total=None, speed=0.0)
-
-    def watch(at: At) -> None:
-        speed = at.bytes / 1e9 / (time.monotonic() - begin)
-        bar.update(task, completed=at.blocks, total=at.of, speed=speed)
-
-    with bar:
-        yield watch

@@ -253,6 +253,12 @@ class Run:
             rows if "L" in step.axes else None,
         )
 
+    def knowing(self, other: Run | None) -> Run:
+        """The run, with what another one has computed of the same steps of the same arrays."""
+        if other is not None:
+            self._kept, self._kept_bytes = dict(other._kept), other._kept_bytes
+        return self
+
     def forget(self) -> None:
         """Drop what was computed; it is computed again when asked for."""
         self._kept.clear()

@@ -122,6 +122,14 @@ class Rotation:
         turn = cls(positions, {side: _consecutive(first, whole.shape[-2])}, rows.shape[-1])
         return turn.turned({side: whole})[side].reshape(rows.shape)
 
+    def within(self, batch: tuple[slice, ...], rows: slice, keys: slice) -> Rotation:
+        """How a part of the call is turned: at its positions, with the frequencies of all."""
+        cuts = {"query": rows, "key": keys}
+        places = {side: _cut(self.places[side], batch, cut) for side, cut in cuts.items()}
+        part = Rotation(self.positions, places, self.width)
+        vars(part)["frequencies"] = self.frequencies
+        return part
+
     @cached_property
     def frequencies(self) -> NDArray[np.float64]:
         """Radians per position of each pair."""
@@ -234,6 +242,12 @@ def as_places(positions: NDArray[np.int64]) -> Places:
     first = int(positions.flat[0]) if positions.size else 0
     consecutive = range(first, first + positions.shape[-1])
     return consecutive if (positions == np.asarray(consecutive)).all() else positions
+
+
+def _cut(places: Places, batch: tuple[slice, ...], rows: slice) -> Places:
+    if isinstance(places, range) or places.ndim == 1:
+        return places[rows]
+    return np.asarray(places[(*batch, rows)])
 
 
 def _key_places(request: Request) -> Places:

@@ -19,14 +19,15 @@ from regard.boundary.arrays import Array
 from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
 from regard.compute.evaluation import Run, mechanism_of
+from regard.compute.loss import LOSS, check_loss
 from regard.compute.options import BY_POSITION, Options
-from regard.compute.request import LOSS, Request, check_loss, make_request
+from regard.compute.request import Request, make_request
 from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text
 from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Lengths, Segments
 from regard.positions import Absolute
-from regard.problems.parts import NAMED_AXES, all_labels, check_shared
+from regard.problems.parts import NAMED_AXES, READY, all_labels, check_shared
 from regard.problems.problem import Problem
 from regard.textbook.loss import continued
 from regard.textbook.steps import PROJECTED, projecting, result_of
@@ -63,9 +64,9 @@ def explain_call(
     alone = query is not None and key is None and value is None
     of_problem = not other.isdisjoint(more) or (alone and bool(other))
     takes += more if of_problem else ()
-    if unknown := {name: one for name, one in options.items() if name not in takes}:
+    if unknown := {name: x for name, x in options.items() if name not in takes}:
         raise no_such_argument("explain()", unknown, takes, query)
-    given = {name: own for name, own in names.items() if own is not None}
+    given = {name: labels for name, labels in names.items() if labels is not None}
     if of_problem:
         return _explain_parts(query, key, value, {**given, **options})
     if query is None or key is None or value is None:
@@ -73,9 +74,9 @@ def explain_call(
             "explain needs query, key and value, or a Problem alone, or embeddings with W_q, W_k "
             "and W_v"
         )
-    found = all_labels(given, {"queries": query, "keys": key, "values": value})
+    labelled = all_labels(given, {"queries": query, "keys": key, "values": value})
     with naming_shapes(**arrays):
-        return explain_arrays(query, key, value, names=found, **options)
+        return explain_arrays(query, key, value, names=labelled, **options)
 
 
 def _explain_parts(query: Any, key: Any, value: Any, given: dict[str, Any]) -> Trace:
@@ -138,9 +139,14 @@ def _traced(
     softmax: Softmax,
     loss: Mapping[str, Array],
     rule: Mask | None = None,
+    *,
+    projected: Run | None = None,
     **described: Any,
 ) -> Trace:
-    """The steps of a call, with one more rule if there is one, and those back from its loss."""
+    """The steps of a call, with one more rule if there is one, and those back from its loss.
+
+    Queries, keys and values were `projected` already, if they are made of embeddings.
+    """
     if rule is not None:
         mask = request.options.mask
         request = request.with_options(mask=rule if mask is None else mask & rule)
@@ -151,13 +157,15 @@ def _traced(
     run = Run.of_request(request, _FLOAT64, given, heads, natural=True, softmax=softmax)
     if loss:
         shape = run.shape(result_of(run.steps))
-        one = (*shape[:-2], *shape[-1:]) if alone else None  # its target is still (E,)
-        loss = {name: x.reshape(shape) if x.shape == one else x for name, x in loss.items()}
+        flat = (*shape[:-2], *shape[-1:]) if alone else None  # its target is still (E,)
+        loss = {name: x.reshape(shape) if x.shape == flat else x for name, x in loss.items()}
         run = _continued(run, loss)
+    run = run.knowing(projected)
+    again = partial(_traced, request, given, heads, softmax, loss, projected=projected)
     return Trace(
         run,
         mechanism=mechanism_of(request),
-        rebuild=partial(_traced, request, given, heads, softmax, loss, **described),
+        rebuild=partial(again, **described),
         # The reference alone knows the others, and the explanation is made of its steps.
         check_kernel=None if request.parts else partial(_check_kernel, request, run),
         **described,
@@ -192,8 +200,8 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
             overrides["mask"], rule = None, deepcopy(mask)
     if overrides:
         problem = problem.replace(**overrides)
-    projected = {name: getattr(problem, name) for name in PROJECTED}
-    given = {name: array for name, array in projected.items() if array is not None}
+    inputs = {name: getattr(problem, name) for name in PROJECTED}
+    given = {name: array for name, array in inputs.items() if array is not None}
     heads = {}
     if given and problem.heads is not None:
         heads = {"H": problem.heads, "G": problem.key_heads or problem.heads}
@@ -201,7 +209,10 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
     if problem.embeddings is not None and isinstance(problem.positions, Absolute):
         given |= problem.positions.given(*problem.embeddings.shape)
         options["positions"] = None
-    queries, keys, values = _ready(problem, given, heads)
+    projected, (queries, keys, values) = None, (getattr(problem, name) for name in READY)
+    if problem.embeddings is not None:
+        projected = Run(projecting(set(given), heads=bool(heads)), given, heads, dtype=_FLOAT64)
+        queries, keys, values = (projected.value(name) for name in READY)
     request = make_request(queries, keys, values, mask=_problem_rules(problem, rule), **options)
     labels = {axis: getattr(problem, field) for field, axis in NAMED_AXES.items()}
     return _traced(
@@ -215,18 +226,8 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
         labels={axis: names for axis, names in labels.items() if names is not None},
         row_notes=dict(problem.row_notes),
         problem=problem,
+        projected=projected,
     )
-
-
-def _ready(
-    problem: Problem, inputs: Mapping[str, Array], heads: Mapping[str, int]
-) -> tuple[Any, Any, Any]:
-    """Queries, keys and values: as given, or projected from the embeddings."""
-    if problem.embeddings is None:
-        return problem.queries, problem.keys, problem.values
-    steps = projecting(set(inputs), heads=bool(heads))
-    run = Run(steps, inputs, heads, dtype=_FLOAT64)
-    return run.value("queries"), run.value("keys"), run.value("values")
 
 
 def _problem_rules(problem: Problem, extra: Mask | None) -> Mask | None:
@@ -251,12 +252,12 @@ def _check_softmax(softmax: Any) -> None:
 def string_labels(name: str, labels: Any) -> tuple[str, ...]:
     """A sequence of strings; one string is none, although it could be taken apart."""
     try:
-        own = None if isinstance(labels, str) else tuple(labels)
+        strings = None if isinstance(labels, str) else tuple(labels)
     except TypeError:
-        own = None
-    if own is None or not all(isinstance(label, str) for label in own):
+        strings = None
+    if strings is None or not all(isinstance(label, str) for label in strings):
         raise DtypeError(f"{name} must be a sequence of strings")
-    return own
+    return strings
 
 
 def _checked_labels(
@@ -277,12 +278,12 @@ def _checked_labels(
         if given is None:
             continue
         axes, array, what, size = arguments[argument]
-        own = string_labels(argument, given)
-        if len(own) != size:
+        labels = string_labels(argument, given)
+        if len(labels) != size:
             raise ShapeError(
-                f"{argument} has {len(own)} names but {array} has {size} {what}; each needs one"
+                f"{argument} has {len(labels)} names but {array} has {size} {what}; each needs one"
             )
-        checked |= dict.fromkeys(axes, own)
+        checked |= dict.fromkeys(axes, labels)
     return checked
 
 

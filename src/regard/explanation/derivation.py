@@ -1,8 +1,7 @@
-"""One number and the numbers that made it.
+"""One number and the numbers that made it, written out.
 
-Owns `Derivation`, how a declaration is read for one cell (which operands, grouped into which
-terms, judged by which rules), and how the templates of its operation are filled with names and
-numbers. Must not know kernels or views.
+Owns `Derivation`, and how the templates of its operation are filled with names and numbers. How the
+declaration of a step is read for a cell is in `derive`. Must not know kernels or views.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +17,7 @@ from regard.boundary.arrays import Array
 from regard.boundary.dataframe import dataframe
 from regard.compute.visibility import Block, Mask, Verdict
 from regard.errors import LabelError, safe_text
-from regard.explanation.labels import Labels, as_index
+from regard.explanation.labels import as_index
 from regard.explanation.notation import (
     format_number,
     is_rounded,
@@ -29,8 +27,8 @@ from regard.explanation.notation import (
 )
 from regard.textbook.operation import fill
 from regard.textbook.operations import OPERATIONS
-from regard.textbook.scalar_check import RECOMPUTE, TERMS
-from regard.textbook.steps import INDEX_MAPS, Ref, Step, letters_of
+from regard.textbook.scalar_check import RECOMPUTE
+from regard.textbook.steps import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -354,96 +352,6 @@ def cell_name(symbol: str, labels: Sequence[str]) -> str:
     return f"{symbol}[{', '.join(labels)}]" if labels else symbol
 
 
-def derive(
-    source: Values, labels: Labels, step: str, batch: tuple[int, ...], index: tuple[int, ...]
-) -> Derivation:
-    """Read the declaration of one cell of a step; `index` has the head first, if there is one."""
-    declared = source.steps[step]
-    at = dict(zip(declared.index, index, strict=True))
-
-    def operand(ref: Ref, at: Mapping[str, int]) -> Operand:
-        where = tuple(
-            INDEX_MAPS[letter](at, source.sizes) if letter in INDEX_MAPS else at[letter]
-            for letter in ref.index
-        )
-        own = source.steps[ref.step]
-        value = _cell(source, own, batch, where)
-        return Operand(ref.step, own.symbol, where, labels.cell(own, where), value)
-
-    letter = declared.running
-    verdicts: tuple[Verdict, ...] = ()
-    judged = declared.op == "visible" or declared.over == "visible"
-    if judged and "j" in at and ("i" in at or letter != "i") and source.rules is not None:
-        verdicts = (verdict(source, batch, _head(at), at.get("i", 0), at["j"]),)
-    operands: list[Operand] = []
-    terms: list[Term] = []
-    if not letter:
-        operands = [operand(ref, at) for ref in declared.operands]
-    elif all(one.visible for one in verdicts):  # a hidden sum has no terms
-        operands, terms = _summands(source, labels, declared, batch, at, operand)
-    slope_of = ""
-    if declared.of:
-        slope_of = cell_name(source.steps[declared.of].symbol, labels.cell(declared, index))
-    head = at.get("h")
-    if "g" in at:
-        head = at["g"] * (source.sizes["H"] // source.sizes["G"])
-    return Derivation(
-        declared=declared,
-        batch=batch,
-        index=index,
-        labels=labels.cell(declared, index),
-        value=_cell(source, declared, batch, index),
-        operands=tuple(operands),
-        terms=tuple(terms),
-        verdicts=verdicts,
-        head=head,
-        opener=partial(_open, source, labels, batch),
-        slope_of=slope_of,
-        place=[*source.steps].index(step),
-    )
-
-
-def _summands(
-    source: Values,
-    labels: Labels,
-    declared: Step,
-    batch: tuple[int, ...],
-    at: Mapping[str, int],
-    operand: Callable[[Ref, Mapping[str, int]], Operand],
-) -> tuple[list[Operand], list[Term]]:
-    """What a cell adds up or takes the largest of."""
-    operands: list[Operand] = []
-    terms: list[Term] = []
-    letter = declared.running
-    term = TERMS.get(declared.op)
-    first = next(ref for ref in declared.operands if _runs(ref, letter))
-    together = [ref for ref in declared.operands if term or _runs(ref, letter)]
-    # The heads of a group run inside an entry of the index, not along an axis of their own.
-    inside = letter not in first.index
-    axis = "R" if inside else source.steps[first.step].axes[first.index.index(letter)]
-    for position in _positions(source, declared, batch, at, axis):
-        factors = [operand(ref, {**at, letter: position}) for ref in together]
-        numbers = tuple(range(len(operands), len(operands) + len(factors)))
-        operands += factors
-        values = [factor.value for factor in factors]
-        kinds = {"H": "head", "R": "head", "G": "key head"}
-        label = (
-            f"{kinds[axis]} {factors[0].index[0]}"
-            if axis in kinds
-            else labels.along(axis)[position]
-        )
-        terms.append(Term(label, numbers, term(*values) if term else math.prod(values)))
-    for ref in declared.operands:
-        if ref not in together:  # the sink, beside the keys
-            operands.append(operand(ref, at))
-            terms.append(Term("sink", (len(operands) - 1,), operands[-1].value))
-    return operands, terms
-
-
-def _open(source: Values, labels: Labels, batch: tuple[int, ...], chosen: Operand) -> Derivation:
-    return derive(source, labels, chosen.step, batch, chosen.index)
-
-
 def verdict(source: Values, batch: tuple[int, ...], head: int, row: int, key: int) -> Verdict:
     """What the rules of the call say about one query and one key."""
     sizes = source.sizes
@@ -451,39 +359,6 @@ def verdict(source: Values, batch: tuple[int, ...], head: int, row: int, key: in
     assert source.rules is not None
     at = Block(shape, batch, head, np.array([row]), source.query_positions)
     return source.rules.verdict(at, key)
-
-
-def _runs(ref: Ref, letter: str) -> bool:
-    """Whether an operand's cell changes with the running letter."""
-    return any(letter in letters_of(entry) for entry in ref.index)
-
-
-def _positions(
-    source: Values, step: Step, batch: tuple[int, ...], at: Mapping[str, int], axis: str
-) -> list[int]:
-    """Where the running letter goes: where declared so, over visible keys only.
-
-    Along the rows, those that see the cell's key.
-    """
-    every = range(source.sizes[axis])
-    if step.over != "visible" or axis not in ("S", "L"):
-        return list(every)
-    if axis == "L":
-        rows = (source.row("visible", batch, _head(at), row) for row in every)
-        return [number for number, row in enumerate(rows) if row[at["j"]]]
-    row = source.row("visible", batch, _head(at), at.get("i", 0))
-    return [int(key) for key in np.flatnonzero(row)]
-
-
-def _head(at: Mapping[str, int]) -> int:
-    """The query head that a cell belongs to; as many key heads have the same numbers."""
-    return at.get("h", at.get("g", 0))
-
-
-def _cell(source: Values, step: Step, batch: tuple[int, ...], index: tuple[int, ...]) -> float:
-    at = dict(zip(step.axes, index, strict=True))
-    row = source.row(step.name, batch, at.get("H", at.get("G", 0)), at.get("L", 0))
-    return float(row[tuple(at[axis] for axis in step.axes if axis not in ("H", "G", "L"))])
 
 
 # --- written out ---------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from regard.boundary.cached import cached_property
 from regard.boundary.elsewhere import no_such_attribute
 from regard.compute.visibility import Mask
 from regard.errors import safe_text
-from regard.explanation.derivation import Derivation, Values, derive
+from regard.explanation.derivation import Derivation, Values
+from regard.explanation.derive import derive
 from regard.explanation.labels import Batch, Index, Labels, batch_position, head_position
 from regard.explanation.notation import format_number, plain
 from regard.explanation.step import ExplainedStep, Steps, matrix_axes

@@ -1,7 +1,7 @@
-"""Attention over dask arrays: a lazy result, computed in parts of batch, heads, queries and keys.
+"""Attention over dask arrays: a lazy result, computed in tiles of batch, heads, queries and keys.
 
-Owns how a call becomes a graph of tasks. What a part computes is in `regard.compute.parts`; dask
-runs the tasks, on the threads or the cluster that its user started.
+Owns how a call becomes a graph of tasks. What they compute is in `regard.compute`, in `tiles` and
+`recompute_weights`; dask runs them, on the threads or the cluster that its user started.
 
 >>> import dask.array as da, regard.interop.dask
 >>> x = da.random.default_rng(0).normal(size=(8, 1024, 64), chunks=(2, 512, 64))
@@ -11,40 +11,36 @@ runs the tasks, on the threads or the cluster that its user started.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import dask
 import dask.array as da
 import numpy as np
-from dask.highlevelgraph import HighLevelGraph
 
 from regard.boundary import answering, taking
 from regard.boundary.arguments import as_int
 from regard.boundary.arrays import Array
-from regard.compute import parts
-from regard.compute.options import DEFAULTS
-from regard.compute.parts import Part, Place, Plan, plan
-from regard.compute.request import Request, make_request
+from regard.compute import recompute_weights, tiles
+from regard.compute.blocks import Block, Blocks, Plan, call_over, hollow, plan, without
+from regard.compute.options import DEFAULTS, NOT_OF_WEIGHTS
 from regard.compute.results import OutputLse
-from regard.errors import OptionError, safe_text
+from regard.compute.tiles import Tile
+from regard.errors import OptionError, naming_shapes, safe_text
 from regard.interop.dask_arrays import (
     aligned,
+    array_of,
     as_lazy,
-    groups_of,
-    has_cells,
+    cut,
+    lazy_cells,
     name_of,
-    natural,
-    slices_of,
-    with_lead,
+    with_axes,
 )
-from regard.interop.dask_weights import weights
 
 __all__ = ["Plan", "attention", "plan", "weights"]
 
-# Rows of a key head up to which parts return a state for each chunk of keys, which are then read at
+# Rows of a key head up to which tiles return a state for each chunk of keys, which are then read at
 # the same time: so many states are smaller than the keys that they come from.
 FEW_ROWS = 64
 SPLIT = 8  # states that a task of order="tree" merges
@@ -121,22 +117,117 @@ def attention(
     if order not in ("fold", "tree"):
         raise OptionError(f'order must be "fold" or "tree", not {safe_text(repr(order), 60)}')
     arrays = {"query": query, "key": key, "value": value}
-    lazy = {name: as_lazy(name, one) for name, one in arrays.items()}
-    given = {"mask": mask, "bias": bias}
-    extras = {name: one for name, one in given.items() if has_cells(one)}
-    options |= {name: parts.hollow(one) if name in extras else one for name, one in given.items()}
-    request = make_request(
-        *(parts.hollow(one) for one in lazy.values()),
-        return_lse=return_lse,
-        threads=as_int("threads", threads, 1),
-        **options,
-    )
-    reason = parts.refused(request)
-    if reason is not None:
-        raise OptionError(f"attention over dask arrays needs the fused kernel: {reason}")
-    cells = {name: as_lazy(name, one) for name, one in extras.items()}
-    request = parts.without_cells(request, cells, options)
-    return _Graph(request, lazy, cells, order).results()
+    lazy = {name: as_lazy(name, array) for name, array in arrays.items()}
+    cells, others = lazy_cells(mask=mask, bias=bias)
+    options |= {**others, "return_lse": return_lse, "threads": as_int("threads", threads, 1)}
+    request = call_over("dask arrays", lazy, cells, options)
+    whole = {name: with_axes(request, array) for name, array in lazy.items()}
+    whole |= {name: da.broadcast_to(array, request.shape) for name, array in cells.items()}
+    blocks, arrays = cut(request, whole, aligned(lazy["key"].chunks[-2]))
+    name = name_of("attention", request, order, *(array.name for array in arrays.values()))
+    made = _Graph(blocks, arrays, tuple(cells), order == "tree", name)
+    tasks: dict[Any, Any] = {}
+    for block in blocks:
+        made.add(tasks, block)
+    chunks = arrays["query"].chunks[:-1]
+    widths = request.value.shape[-1:]
+    inputs = [*arrays.values()]
+    output = array_of(name, tasks, inputs, (*chunks, widths), request.dtype)
+    if not request.options.return_lse:
+        return request.natural(output)
+    seconds = {("lse-" + name, *block): (_second, ("end-" + name, *block)) for block in blocks}
+    lse = array_of("lse-" + name, seconds, [output], chunks, request.lse_dtype)
+    return OutputLse(request.natural(output), request.natural(lse))
+
+
+@answering
+@taking(DEFAULTS, *NOT_OF_WEIGHTS, "kernel")
+def weights(
+    query: Any,
+    key: Any,
+    lse: Any,
+    *,
+    rows: Any = None,
+    mask: Any = None,
+    bias: Any = None,
+    threads: int = 1,
+    **options: Any,
+) -> Any:
+    r"""The weights of some rows of an earlier call, as a lazy dask array: exp(scores − lse).
+
+    Parameters
+    ----------
+    query, key : array_like, (…, H, L, D) and (…, G, S, D)
+        Those of that call, as for `attention`.
+    lse : array_like, (…, H, L)
+        As that call returned it with ``return_lse=True``, perhaps lazily.
+    rows : int, slice or (rows,) ints, optional
+        The queries, in any order. None: all.
+    mask, bias
+        As for `attention`; give what that call was given.
+    threads : int
+        Of each task; its workers run several tasks.
+    **options
+        causal, window, offset, scale, softcap, sink, score, positions: as for `regard.weights`.
+
+    Returns
+    -------
+    dask.array.Array, (…, H, rows, S)
+        The bytes of `regard.weights`. A task makes up to 64 rows of a chunk of heads with all their
+        keys, which it holds.
+
+    Raises
+    ------
+    ShapeError, OptionError, DtypeError
+        As for `regard.weights`: what is wrong with arguments before any task runs, an lse of fewer
+        keys by the task that notices it.
+
+    Examples
+    --------
+    >>> import dask.array as da, regard.interop.dask
+    >>> x = da.from_array(np.array([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]]))
+    >>> lse = regard.interop.dask.attention(x, x, x, causal=True, return_lse=True).lse
+    >>> weights(x, x, lse, rows=-1, causal=True).compute().round(3)
+    array([[0.248, 0.248, 0.503]])
+    """
+    arrays = {"query": query, "key": key, "lse": lse}
+    lazy = {name: as_lazy(name, array) for name, array in arrays.items()}
+    cells, others = lazy_cells(mask=mask, bias=bias)
+    options |= {**others, "threads": as_int("threads", threads, 1)}
+    of_query, of_key, of_lse = (hollow(lazy[name]) for name in ("query", "key", "lse"))
+    with naming_shapes(query=of_query, key=of_key, lse=of_lse):
+        given = {**options, **{name: hollow(array) for name, array in cells.items()}}
+        request, _ = recompute_weights.checked(of_query, of_key, of_lse, given)
+        recompute_weights.check_score(request)
+        chosen, is_one = recompute_weights.row_numbers(rows, request)
+    options |= without(cells)
+    request, _ = recompute_weights.checked(of_query, of_key, of_lse, options)
+    most, count = recompute_weights.MOST_ROWS, chosen.size
+    of_rows = tuple(min(most, count - at) for at in range(0, count, most)) or (0,)
+    whole = {
+        "query": with_axes(request, lazy["query"])[..., chosen, :].rechunk({-2: of_rows}),
+        "key": with_axes(request, lazy["key"]),
+        "lse": lazy["lse"].reshape(request.shape[:-1])[..., chosen],
+    }
+    for name, array in cells.items():
+        whole[name] = da.broadcast_to(array, request.shape)[..., chosen, :]
+    blocks, chunked = cut(request, whole, request.shape[-1:])
+    name = name_of("weights", request, chosen, *(array.name for array in chunked.values()))
+    tasks: dict[Any, Any] = {}
+    for block in blocks:
+        place, pieces = blocks.place(block), []
+        for first, run in recompute_weights.runs(chosen[place.rows]):
+            here = slice(first, first + run.stop - run.start)
+            pieces.append((tiles.tile_of(request, place._replace(rows=run)), here, run.start))
+        ends = {"key": (*block[:-1], 0, 0), "lse": block}
+        inputs = [(array.name, *ends.get(n, (*block, 0))) for n, array in chunked.items()]
+        tasks[(name, *block, 0)] = (_rows, pieces, tuple(cells), request.dtype, *inputs)
+    chunks = (*chunked["query"].chunks[:-1], request.shape[-1:])
+    made = request.natural(array_of(name, tasks, [*chunked.values()], chunks, request.dtype))
+    return made[..., 0, :] if is_one else made
+
+
+# --- the graph of a call of attention ------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +237,12 @@ class _Sources:
     graphs: dict[str, tuple[dict[Any, Any], Any]]
 
     @classmethod
-    def of(cls, **arrays: da.Array) -> _Sources:
+    def of(cls, arrays: Mapping[str, da.Array], place: tuple[int, ...]) -> _Sources:
         made = {}
         for name, array in arrays.items():
-            keys = array.__dask_keys__()
-            graph = array.__dask_optimize__(array.__dask_graph__(), keys)
+            part = array.blocks[place]
+            keys = part.__dask_keys__()
+            graph = part.__dask_optimize__(part.__dask_graph__(), keys)
             made[name] = (dict(graph), keys)
         return cls(made)
 
@@ -161,126 +253,55 @@ class _Sources:
         }
 
 
+@dataclass(frozen=True, eq=False)
 class _Graph:
-    """The tasks of one call, in a grid of batch, key heads, queries and keys."""
+    """The tasks of a call, under names that end in its own."""
 
-    def __init__(
-        self, request: Request, lazy: dict[str, da.Array], cells: dict[str, da.Array], order: str
-    ) -> None:
-        self.request = request
-        self.order = order
-        lead = request.lead
-        whole = {name: with_lead(one, lead) for name, one in lazy.items()}
-        query, key = whole["query"], whole["key"]
-        axis = len(lead)
-        outer, heads, groups = groups_of(request, query)
-        self.rows, self.keys = query.chunks[axis + 1], aligned(key.chunks[axis + 1])
-        self.arrays = {
-            "query": query.rechunk((*outer, heads, self.rows, -1)),
-            "key": key.rechunk((*outer, groups, self.keys, -1)),
-            "value": whole["value"].rechunk((*outer, groups, self.keys, -1)),
-        }
-        for name, array in cells.items():
-            spread = da.broadcast_to(array, request.shape)
-            self.arrays[name] = spread.rechunk((*outer, heads, self.rows, self.keys))
-        self.extras = tuple(cells)
-        self.chunks = (*outer, heads, self.rows)
-        self.grid = [slices_of(sizes) for sizes in (*outer, groups, self.rows)]
-        self.name = name_of("attention", request, order, *(a.name for a in self.arrays.values()))
-        self.tasks: dict[Any, Any] = {}
+    blocks: Blocks
+    arrays: Mapping[str, da.Array]  # in chunks of the blocks and their tiles
+    cells: tuple[str, ...]
+    is_tree: bool
+    name: str
 
-    def results(self) -> Any:
-        request = self.request
-        *outer, rows = (range(len(slices)) for slices in self.grid)
-        for at in itertools.product(*outer):
-            again = ("again-" + self.name, *at)
-            self.tasks[again] = self._sources(at)
-            for i in rows:
-                self._end((*at, i), again)
-        inputs = list(self.arrays.values())
-        graph = HighLevelGraph.from_collections(self.name, self.tasks, dependencies=inputs)
-        widths = request.value.shape[-1:]
-        output = da.Array(
-            graph, self.name, (*self.chunks, widths), dtype=request.dtype, meta=_meta(request)
-        )
-        made = natural(request, output)
-        blocks = [key for key in self.tasks if key[0] == self.name]
-        if not request.options.return_lse:
-            return made
-        name = "lse-" + self.name
-        tasks = {(name, *key[1:-1]): (_second, ("end-" + self.name, *key[1:-1])) for key in blocks}
-        of_lse = HighLevelGraph.from_collections(name, tasks, dependencies=[output])
-        lse = da.Array(of_lse, name, self.chunks, dtype=request.lse_dtype)
-        return OutputLse(made, natural(request, lse))
-
-    def _sources(self, at: tuple[int, ...]) -> _Sources:
-        blocks = {name: self.arrays[name].blocks[at] for name in ("key", "value")}
-        return _Sources.of(**blocks)
-
-    def _place(self, at: tuple[int, ...], keys: slice) -> Place:
-        *batch, heads, rows = (slices[index] for slices, index in zip(self.grid, at, strict=True))
-        return Place(tuple(batch), heads, rows, keys)
-
-    def _visible(self, at: tuple[int, ...]) -> Iterator[tuple[int, Place]]:
-        for j, keys in enumerate(slices_of(self.keys)):
-            place = self._place(at, keys)
-            if parts.may_see(self.request, place):
-                yield j, place
-
-    def _end(self, at: tuple[int, ...], again: Any) -> None:
+    def add(self, tasks: dict[Any, Any], block: Block) -> None:
         """The tasks of one block of queries."""
-        request = self.request
-        query = (self.arrays["query"].name, *at, 0)
-        rows = self.grid[-1][at[-1]]
-        shared = request.query.shape[-3] // request.key.shape[-3]
-        few = shared * (rows.stop - rows.start) <= FEW_ROWS
-        fold = self.order == "fold"
+        place, request = self.blocks.place(block), self.blocks.request
+        query, again = (self.arrays["query"].name, *block, 0), ("again-" + self.name, *block[:-1])
+        if again not in tasks:
+            sides = {name: self.arrays[name] for name in ("key", "value")}
+            tasks[again] = _Sources.of(sides, block[:-1])
+        few = tiles.sharing(request) * (place.rows.stop - place.rows.start) <= FEW_ROWS
         states: list[Any] = []
-        before: Any = None
-        for j, place in self._visible(at):
-            name = ("part-" + self.name, *at, j)
-            part = parts.part_of(request, place)
-            blocks = [(self.arrays[n].name, *at[:-1], j, 0) for n in ("key", "value")]
-            extras = [(self.arrays[n].name, *at, j) for n in self.extras]
-            taken = None if few or not fold else before
-            self.tasks[name] = (
-                *(_part, part, self.extras, few and fold, taken, query),
-                *(*blocks, *extras),
-            )
-            before = name
-            states.append(name)
-        whole = self._place(at, slice(0, request.shape[-1]))
-        part = parts.part_of(request, whole)
-        if fold and not few:  # the last part ends the block, within one task
-            states = [self.tasks.pop(name) for name in states[-1:]]
+        for number, _, tile in self.blocks.tiles(block):
+            before = None if few or self.is_tree or not states else states[-1]
+            keys = [(self.arrays[n].name, *block[:-1], number, 0) for n in ("key", "value")]
+            cells = [(self.arrays[n].name, *block, number) for n in self.cells]
+            states.append(("part-" + self.name, *block, number))
+            apart = few and not self.is_tree
+            tasks[states[-1]] = (_part, tile, self.cells, apart, before, query, *keys, *cells)
+        last = tiles.tile_of(request, place)
+        if not self.is_tree and not few:  # the last part ends the block, within one task
+            states = [tasks.pop(name) for name in states[-1:]]
         level = 0
-        while not fold and len(states) > SPLIT:
+        while self.is_tree and len(states) > SPLIT:
             merged = []
-            for n in range(0, len(states), SPLIT):
-                name = ("merge-" + self.name, *at, level, n)
-                self.tasks[name] = (_merge, part, query, states[n : n + SPLIT])
-                merged.append(name)
+            for first in range(0, len(states), SPLIT):
+                merged.append(("merge-" + self.name, *block, level, first))
+                tasks[merged[-1]] = (_merge, last, query, states[first : first + SPLIT])
             states, level = merged, level + 1
-        of_cells = None
-        if self.extras:
-            of_cells = _Sources.of(**{n: self.arrays[n].blocks[at] for n in self.extras})
-        widths = (request.key.shape[-1], request.value.shape[-1])
-        end: Any = (_end, part, widths, query, again, of_cells, list(states))
+        of_cells = _Sources.of({name: self.arrays[name] for name in self.cells}, block)
+        end: Any = (_end, last, query, again, of_cells, states)
         if request.options.return_lse:
-            name = ("end-" + self.name, *at)
-            self.tasks[name], end = end, name
-        self.tasks[(self.name, *at, 0)] = (_first, end)
+            name = ("end-" + self.name, *block)
+            tasks[name], end = end, name
+        tasks[(self.name, *block, 0)] = (_first, end)
 
 
-def _meta(request: Request) -> Array:
-    return np.empty((0,) * len(request.shape), request.dtype)
-
-
-# --- tasks -----------------------------------------------------------------------------------
+# --- tasks ---------------------------------------------------------------------------------------
 
 
 def _part(
-    part: Part,
+    tile: Tile,
     names: Sequence[str],
     apart: bool,
     before: Array | None,
@@ -289,31 +310,18 @@ def _part(
     value: Array,
     *cells: Array,
 ) -> Array:
-    request = part.of(query, key, value, dict(zip(names, cells, strict=True)))
-    return parts.carry(request, before, apart=apart)
+    request = tile.of(query, key, value, **dict(zip(names, cells, strict=True)))
+    return tiles.carry(request, before, apart=apart)
 
 
-def _merge(part: Part, query: Array, states: list[Array]) -> Array:
-    width = states[0].shape[-1] - 3
-    request = parts.of_no_keys(part, (query.shape[-1], width), query)
-    return parts.merge(request, [one[None] for one in states])
+def _merge(tile: Tile, query: Array, states: list[Array]) -> Array:
+    return tiles.carry(tile.of_no_keys(query), np.concatenate(states))
 
 
 def _end(
-    part: Part,
-    widths: tuple[int, int],
-    query: Array,
-    again: _Sources,
-    of_cells: _Sources | None,
-    states: list[Array],
+    tile: Tile, query: Array, again: _Sources, of_cells: _Sources, states: list[Array]
 ) -> tuple[Array, Array]:
-    whole = query.ndim + 1  # axes of states of several chunks
-    found = [one if one.ndim == whole else one[None] for one in states]
-
-    def read() -> dict[str, Array]:
-        return again.read() | ({} if of_cells is None else of_cells.read())
-
-    return parts.end(part, widths, query, found, read)
+    return tiles.end(tile, query, states, lambda: again.read() | of_cells.read())
 
 
 def _first(pair: tuple[Array, Array]) -> Array:
@@ -322,3 +330,22 @@ def _first(pair: tuple[Array, Array]) -> Array:
 
 def _second(pair: tuple[Array, Array]) -> Array:
     return pair[1]
+
+
+def _rows(
+    pieces: list[tuple[Tile, slice, int]],
+    names: Sequence[str],
+    dtype: Any,
+    query: Array,
+    key: Array,
+    lse: Array,
+    *cells: Array,
+) -> Array:
+    """The weights of rows that follow each other in pieces."""
+    made = np.empty((*lse.shape, key.shape[-2]), dtype)
+    value = np.empty((*key.shape[:-1], 0), dtype)
+    for tile, here, first in pieces:
+        extras = {n: of[..., here, :] for n, of in zip(names, cells, strict=True)}
+        request = recompute_weights.as_dot(tile.of(query[..., here, :], key, value, **extras))
+        recompute_weights.fill(made[..., here, :], request, lse[..., here], first)
+    return made

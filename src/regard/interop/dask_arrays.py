@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
 
 from regard.boundary.arguments import as_array, read_array
-from regard.compute import parts
-from regard.compute.parts import CHUNK
+from regard.compute.blocks import Blocks, has_cells
 from regard.compute.request import Request
+from regard.compute.tiles import CHUNK, QKV, sharing
 from regard.errors import ShapeError
 
 
@@ -37,57 +38,65 @@ def as_lazy(name: str, array: Any) -> da.Array:
     return array
 
 
+def lazy_cells(**given: Any) -> tuple[dict[str, da.Array], dict[str, Any]]:
+    """A mask and a bias that come with the keys, as those that are lazy always do; and the rest."""
+    cells = {n: as_lazy(n, x) for n, x in given.items() if isinstance(x, da.Array) or has_cells(x)}
+    return cells, {name: x for name, x in given.items() if name not in cells}
+
+
 def name_of(kind: str, request: Request, *others: Any) -> str:
     """A name for the tasks of a call; the arrays are among `others`, by their own names."""
     # dask would hash every number of an array that has no memory, and make it for that.
-    query, key, value = (
-        np.empty(0, one.dtype) for one in (request.query, request.key, request.value)
-    )
-    return f"{kind}-{tokenize(replace(request, query=query, key=key, value=value), *others)}"
+    none: dict[str, Any] = {name: np.empty(0, getattr(request, name).dtype) for name in QKV}
+    return f"{kind}-{tokenize(replace(request, **none), *others)}"
+
+
+def array_of(
+    name: str, tasks: dict[Any, Any], inputs: Sequence[da.Array], chunks: Any, dtype: Any
+) -> da.Array:
+    """The array that these tasks make."""
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=inputs)
+    return da.Array(graph, name, chunks, meta=np.empty((0,) * len(chunks), dtype))
 
 
 def aligned(sizes: Sequence[int]) -> tuple[int, ...]:
     """Chunks of keys with boundaries moved to the nearest multiples of `CHUNK`."""
     whole, at = sum(sizes), list(itertools.accumulate(sizes))[:-1]
-    inner = sorted({round(one / CHUNK) * CHUNK for one in at} - {0})
-    cuts = [0, *(one for one in inner if one < whole), whole]
+    inner = sorted({round(end / CHUNK) * CHUNK for end in at} - {0})
+    cuts = [0, *(end for end in inner if end < whole), whole]
     return tuple(b - a for a, b in itertools.pairwise(cuts))
 
 
-def groups_of(request: Request, query: da.Array) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
-    """The chunks of a query along batch and heads, and those of the keys along heads."""
-    *outer, heads = query.chunks[:-2]
+def with_axes(request: Request, array: da.Array) -> da.Array:
+    """An array (…, H, L, D) with all leading axes of the call; missing axes have length 1."""
+    full = array[(None,) * (3 - array.ndim)]
+    return da.broadcast_to(full, (*request.lead, *full.shape[-3:]))
+
+
+def cut(
+    request: Request, arrays: Mapping[str, da.Array], keys: tuple[int, ...]
+) -> tuple[Blocks, dict[str, da.Array]]:
+    """Blocks as the query is cut, with tiles of so many keys; and all arrays in chunks of these.
+
+    The arrays have all axes, and the names that they have in the call.
+    """
+    *outer, heads, rows = arrays["query"].chunks[:-1]
     if not sum(heads):
         raise ShapeError("query has 0 heads; over dask there must be one or more")
-    shared = request.query.shape[-3] // max(request.key.shape[-3], 1)
-    if shared > 1 and any(size % shared for size in heads):
+    shared = sharing(request)
+    if any(size % shared for size in heads):
         raise ShapeError(
             f"query has chunks of {heads} heads, but {shared} query heads share a key head; "
             f"rechunk it to multiples of {shared}"
         )
-    return outer, heads, tuple(size // max(shared, 1) for size in heads)
+    of_keys = (tuple(size // shared for size in heads), keys, -1)
+    chunks = {"query": (heads, rows, -1), "key": of_keys, "value": of_keys, "lse": (heads, rows)}
+    cells = (heads, rows, keys)
+    cut = {n: array.rechunk((*outer, *chunks.get(n, cells))) for n, array in arrays.items()}
+    cuts = [_slices(sizes) for sizes in (*outer, heads, rows)]
+    return Blocks(request, cuts, _slices(keys)), cut
 
 
-def slices_of(sizes: Sequence[int]) -> list[slice]:
-    """Where chunks of these sizes are."""
+def _slices(sizes: Sequence[int]) -> list[slice]:
     ends = [0, *itertools.accumulate(sizes)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
-
-
-def with_lead(array: da.Array, lead: tuple[int, ...]) -> da.Array:
-    """An array (…, H, L, D) with all leading axes of the call; missing axes have length 1."""
-    full = array if array.ndim > 2 else array[(None,) * (3 - array.ndim)]
-    return da.broadcast_to(full, (*lead, *full.shape[-3:]))
-
-
-def has_cells(array: Any) -> bool:
-    """Whether a mask or a bias goes along with the keys; one that is lazy always does."""
-    return isinstance(array, da.Array) or parts.has_cells(array)
-
-
-def natural(request: Request, array: da.Array) -> da.Array:
-    """The result without the axes that the caller does not have."""
-    place: tuple[Any, ...] = (slice(None),) * len(request.lead)
-    if request.has_heads and request.has_rows:
-        return array
-    return array[(*place, *([] if request.has_heads else [0]), *([] if request.has_rows else [0]))]

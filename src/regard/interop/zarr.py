@@ -1,54 +1,40 @@
 """Attention over Zarr arrays on disk: blocks of rows, each read, computed and written by one task.
 
 Owns which blocks are whole, so that a call that was stopped goes on, and that a result appears when
-all of it is whole. What a part computes is in `regard.compute.parts`; an executor that the caller
-made runs the tasks, such as a dask cluster's. How arrays lie on disk is in `zarr_files`.
+all of it is whole. What a block computes, and where it runs, is in `regard.compute.blocks`. How
+arrays lie on disk is in `zarr_files`.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    CancelledError,
-    Executor,
-    Future,
-    InvalidStateError,
-    wait,
-)
-from contextlib import suppress
-from dataclasses import replace
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from regard.boundary import answering, taking
 from regard.boundary.arguments import as_int
-from regard.compute import parts
+from regard.boundary.arrays import Array
+from regard.compute import native
+from regard.compute.blocks import Block, Blocks, Progress, call_over, each, has_cells, plan, run
 from regard.compute.config import show_config
 from regard.compute.options import DEFAULTS
-from regard.compute.parts import CHUNK
+from regard.compute.tiles import CHUNK, QKV, Place, sharing, where, within
 from regard.errors import DtypeError, OptionError, ProblemError, Setting, ShapeError, safe_text
 from regard.interop import zarr_files
-from regard.interop.zarr_blocks import QKV, Block, Call, Job, is_whole, make
 from regard.interop.zarr_files import Output
 
 __all__ = ["Progress", "attention"]
 
 # More keys at once would only wait longer for the first of them to be read.
 MOST_KEYS = 2**16
-
-
-class Progress(NamedTuple):
-    """How far a call is."""
-
-    blocks: int  # that are whole
-    of: int
-    kept: int  # that an earlier call made
-    bytes: int  # read and written by this call
 
 
 @answering
@@ -142,42 +128,42 @@ def attention(
     inputs = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
     outputs = {"output": output, "lse": lse}
     job = Job(
-        inputs={name: _folder(name, one) for name, one in inputs.items() if one is not None},
-        outputs={n: Output(_folder(n, one)) for n, one in outputs.items() if one is not None},
+        inputs={name: _folder(name, path) for name, path in inputs.items() if path is not None},
+        outputs={n: Output(_folder(n, path)) for n, path in outputs.items() if path is not None},
         options=options,
         threads=1 if executor is not None and threads is None else threads,
     )
     call = Call(job)
-    for one in job.outputs.values():
-        one.check([*job.inputs.values()], force=force)
+    for target in job.outputs.values():
+        target.check([*job.inputs.values()], force=force)
     memory, workers = as_int("memory", memory, 1), as_int("workers", workers, 1)
     *blocks, keys = _sizes(call, chunks, memory, workers)
-    begun = [one.settings() for one in job.outputs.values()]
+    begun = [target.settings() for target in job.outputs.values()]
     settings = _settings(call)
     known: Any = (begun[0] or {}).get("blocks")
-    if chunks is None and begun[0] == settings | {"blocks": known} and _are_sizes(known, blocks):
+    if chunks is None and isinstance(known, list) and begun[0] == settings | {"blocks": known}:
         blocks = known  # any keys give the same bytes, but chunks have their rows
     settings |= {"blocks": blocks}
     _check_begun(job, begun, settings, force=force)
-    for (name, one), found in zip(job.outputs.items(), begun, strict=True):
+    for (name, target), before in zip(job.outputs.items(), begun, strict=True):
         last = call.request.value.shape[-1:] if name == "output" else ()
         dtype = call.request.dtype if name == "output" else call.request.lse_dtype
         form = ((*call.request.shape[:-1], *last), (*blocks, *last), dtype)
-        if found == settings:
-            one.check_form(*form)
+        if before == settings:
+            target.check_form(*form)
         else:
-            one.begin(*form, settings)
+            target.begin(*form, settings)
     for_workers = replace(
         job,
         sizes=(*blocks, keys),
         inputs={name: os.path.abspath(path) for name, path in job.inputs.items()},
-        outputs={name: Output(os.path.abspath(one.path)) for name, one in job.outputs.items()},
+        outputs={n: Output(os.path.abspath(target.path)) for n, target in job.outputs.items()},
     )
     return _run(
-        Call(for_workers),
+        for_workers,
+        Blocks.of_sizes(call.request, for_workers.sizes),
         job.outputs["output"],
-        executor,
-        max(4 * workers, 64),
+        (executor, max(4 * workers, 64)),
         begun=settings in begun,
         watch=watch,
     )
@@ -188,39 +174,30 @@ def attention(
 
 def _sizes(call: Call, chunks: Any, memory: int, workers: int) -> tuple[int, ...]:
     """Those of a block along (…, H, L), and of a part of its keys: whole chunks of the arrays."""
-    request = call.request
+    request, shared = call.request, sharing(call.request)
     *lead, heads, rows, _ = request.shape
     query, key = (call.arrays[name].chunks for name in ("query", "key"))
-    own = (*(1 for _ in lead), *query)[-len(lead) - 3 : -3]
-    batch = tuple(min(one, max(whole, 1)) for one, whole in zip(own, lead, strict=True))
+    outer = (*(1 for _ in lead), *query)[-len(lead) - 3 : -3]
+    batch = tuple(min(chunk, max(whole, 1)) for chunk, whole in zip(outer, lead, strict=True))
     if chunks is None and 0 not in request.shape:
-        of_heads = min(heads, math.lcm(query[-3], call.shared * key[-3]))
-        blocks = math.prod(batch) * of_heads // call.shared  # of those that a plan speaks of
+        of_heads = min(heads, math.lcm(query[-3], shared * key[-3]))
+        blocks = math.prod(batch) * of_heads // shared  # of those that a plan speaks of
         shapes = (getattr(request, name).shape for name in QKV)
-        chosen = parts.plan(*shapes, memory=max(memory // blocks, 1), workers=workers)
+        chosen = plan(*shapes, memory=max(memory // blocks, 1), workers=workers)
         of_keys = min(chosen.keys, MOST_KEYS)
         chunks = (of_heads, *map(_in_chunks, (chosen.rows, of_keys), (query[-2], key[-2])))
     elif chunks is None:
-        chunks = (call.shared, CHUNK, CHUNK)
+        chunks = (shared, CHUNK, CHUNK)
     if not (isinstance(chunks, tuple) and len(chunks) == 3):
         raise OptionError("chunks must be three numbers, of heads, rows and keys")
-    of_heads, of_rows, of_keys = (as_int("chunks", one, 1) for one in chunks)
-    if of_heads % call.shared:
+    of_heads, of_rows, of_keys = (as_int("chunks", size, 1) for size in chunks)
+    if of_heads % shared:
         raise ShapeError(
-            f"chunks have {of_heads} heads, but {call.shared} query heads share a key head; make "
-            f"it a multiple of {call.shared}"
+            f"chunks have {of_heads} heads, but {shared} query heads share a key head; make "
+            f"it a multiple of {shared}"
         )
     sizes = (min(of_heads, max(heads, 1)), min(of_rows, max(rows, 1)))
     return (*batch, *sizes, -(-of_keys // CHUNK) * CHUNK)
-
-
-def _are_sizes(found: Any, like: Sequence[int]) -> bool:
-    """Whether something that was read is as many sizes of a block."""
-    return (
-        isinstance(found, list)
-        and len(found) == len(like)
-        and all(type(one) is int and one > 0 for one in found)
-    )
 
 
 def _in_chunks(size: int, chunk: int) -> int:
@@ -239,76 +216,143 @@ def _settings(call: Call) -> dict[str, Any]:
     """What the bytes of the output depend on, as JSON; kept with the output."""
     job = call.job
     options = {
-        name: one
-        for name, one in sorted(job.options.items())
-        if one is not None and one is not False
+        name: option
+        for name, option in sorted(job.options.items())
+        if option is not None and option is not False
     }
     inputs = {n: zarr_files.identity(path, call.arrays[n]) for n, path in job.inputs.items()}
     versions = {"regard": show_config("dict")["regard"], "target": job.target}
-    for name, one in options.items():
+    for name, option in options.items():
         try:
-            options[name] = json.loads(json.dumps(one))
+            options[name] = json.loads(json.dumps(option))
         except (TypeError, ValueError):
             raise OptionError(
-                f"{name} is a {type(one).__name__}, but over Zarr options are numbers, names and "
-                "tuples of them, which are kept with the output; arrays are Zarr arrays: mask= and "
-                "bias="
+                f"{name} is a {type(option).__name__}, but over Zarr options are numbers, names "
+                "and tuples of them, which are kept with the output; arrays are Zarr arrays: "
+                "mask= and bias="
             ) from None
     return {**versions, **options, **inputs}
 
 
 def _check_begun(job: Job, begun: Sequence[Any], settings: dict[str, Any], *, force: bool) -> None:
     """Refuse to go on with an output of other settings."""
-    for one, found in zip(job.outputs.values(), begun, strict=True):
-        if found in (None, settings) or force:
+    for target, before in zip(job.outputs.values(), begun, strict=True):
+        if before in (None, settings) or force:
             continue
-        name = next(n for n in (*settings, *found) if settings.get(n) != found.get(n))
-        if name in job.inputs and name in found:
+        name = next(n for n in (*settings, *before) if settings.get(n) != before.get(n))
+        if name in job.inputs and name in before:
             what = f"another {name}, or {safe_text(job.inputs[name], 200)} has changed since"
         else:
             then, now = (
                 f"{name} {safe_text(json.dumps(each[name]), 80)}" if name in each else f"no {name}"
-                for each in (found, settings)
+                for each in (before, settings)
             )
             what = f"{then}, not with {now}"
         raise ProblemError(
-            f"{safe_text(one.folder, 200)}: was begun with {what}; pass ",
+            f"{safe_text(target.folder, 200)}: was begun with {what}; pass ",
             *(Setting("force", True), " to begin again"),
         )
+
+
+# --- what a worker does --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is told: names of folders, and options."""
+
+    inputs: dict[str, str]
+    outputs: dict[str, Output]
+    options: dict[str, Any]
+    threads: int | None
+    sizes: tuple[int, ...] = ()  # of a block along (…, H, L), and of a tile along its keys
+    target: str = native.target
+
+
+class Call:
+    """The arrays of a job, opened, and its options, checked."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.arrays = {name: zarr_files.open_array(path) for name, path in job.inputs.items()}
+        for name in QKV:
+            if self.arrays[name].ndim < 3:
+                raise ShapeError(
+                    f"{name} has {self.arrays[name].ndim} axes; over Zarr it needs at least "
+                    "(H, L, D), with 1 for an axis that it does not have"
+                )
+        qkv = {name: self.arrays[name] for name in QKV}
+        others = {name: array for name, array in self.arrays.items() if name not in QKV}
+        cells = {name: array for name, array in others.items() if has_cells(array)}
+        options = {**job.options, "threads": job.threads, "return_lse": "lse" in job.outputs}
+        for name in others.keys() - cells.keys():
+            options[name] = zarr_files.read(job.inputs[name], others[name], ())
+        self.request = call_over("Zarr arrays", qkv, cells, options)
+        self.cells = tuple(cells)
+        self.bytes = 0  # that were read
+
+    def read(self, name: str, place: Place) -> Array:
+        """What a place needs of an array."""
+        array, whole = self.arrays[name], where(self.request, name, place)
+        part = zarr_files.read(self.job.inputs[name], array, within(array.shape, whole))
+        self.bytes += part.nbytes
+        return np.broadcast_to(part, [axis.stop - axis.start for axis in whole])
+
+
+def is_whole(job: Job, block: Block) -> bool:
+    """Whether every output has the chunk of a block, with the right checksum."""
+    return all([target.keep(block) for target in job.outputs.values()])
+
+
+def make(job: Job, block: Block) -> int:
+    """Compute and write a block; returns the bytes that were read and written."""
+    if native.target != job.target:
+        raise ProblemError(
+            f"a worker computes for the CPU target {native.target}, and others for {job.target}; "
+            "the bytes would differ: set REGARD_TARGET to one that all of them have"
+        )
+    call = Call(job)
+    blocks = Blocks.of_sizes(call.request, job.sizes)
+    made, place = blocks.compute(block, call.read, call.cells), blocks.place(block)
+    for name, numbers in zip(("output", "lse"), made, strict=True):
+        if name in job.outputs:
+            job.outputs[name].write((*place.batch, place.heads, place.rows), numbers)
+            call.bytes += numbers.nbytes
+    return call.bytes
 
 
 # --- blocks --------------------------------------------------------------------------------------
 
 
 def _run(
-    call: Call,
+    job: Job,
+    blocks: Blocks,
     output: Output,
-    executor: Any,
-    most: int,
+    where: tuple[Any, int],
     *,
     begun: bool,
     watch: Callable[[Progress], None] | None,
 ) -> Progress:
     """Make what is not whole, and give the outputs their names."""
-    job, every = call.job, call.blocks()
-    at = Progress(0, len(every), 0, 0)
+    chance = random.Random(0)
+    # The rows of a head are in no order: some are faster, and the time left is known sooner.
+    turns = [chance.random() for _ in blocks.cuts[-1]]
+    every = sorted(blocks, key=lambda block: (block[:-1], turns[block[-1]]))
+    at = begin = Progress(0, len(every), 0, 0)
     try:
-        whole = set()
-        if begun:
-            checked = _each(executor, most, partial(is_whole, job), every)
-            whole = {block for block, kept in checked if kept}
-        at = at._replace(blocks=len(whole), kept=len(whole))
+        checked = each(every, partial(is_whole, job), *where) if begun else ()
+        whole = {block for block, kept in checked if kept}
+        begin = begin._replace(blocks=len(whole), kept=len(whole))
         missing = [block for block in every if block not in whole]
-        if watch is not None:
-            watch(at)
-        for _, moved in _each(executor, most, partial(make, job), missing):
-            at = at._replace(blocks=at.blocks + 1, bytes=at.bytes + moved)
+        for at in run(missing, partial(make, job), begin, *where):
             if watch is not None:
                 watch(at)
-        for one in job.outputs.values():
-            one.appear()
+        for target in job.outputs.values():
+            target.appear()
     except (OSError, CancelledError) as error:
-        lost = isinstance(error, CancelledError | TimeoutError) or _is_of_dask(error)
+        # A connection of dask's that ended is an OSError too.
+        of_dask = type(error).__module__.startswith("distributed.")
+        lost = isinstance(error, CancelledError | TimeoutError) or of_dask
         why = "the workers were lost" if lost else getattr(error, "strerror", None) or str(error)
         raise ProblemError(
             f"{safe_text(output.path, 200)}: is not finished: {safe_text(why, 200)}; "
@@ -316,50 +360,3 @@ def _run(
             "same call goes on from there"
         ) from error
     return at
-
-
-def _is_of_dask(error: BaseException) -> bool:
-    """Whether it is a connection of dask's that ended, which is an OSError too."""
-    return type(error).__module__.startswith("distributed.")
-
-
-def _each(
-    executor: Any, most: int, task: Callable[[Block], Any], blocks: Iterable[Block]
-) -> Iterator[tuple[Block, Any]]:
-    """Each block with what the task gives, as they end; at most so many are waited for."""
-    if executor is None:
-        yield from ((block, task(block)) for block in blocks)
-        return
-    submit = executor.submit if isinstance(executor, Executor) else partial(_submit, executor)
-    rest, waiting = iter(blocks), dict[Future[Any], Block]()
-    try:
-        while True:
-            for block in itertools.islice(rest, most - len(waiting)):
-                waiting[submit(task, block)] = block
-            if not waiting:
-                return
-            for one in wait(waiting, return_when=FIRST_COMPLETED).done:
-                yield waiting.pop(one), one.result()
-    finally:
-        for one in waiting:
-            one.cancel()
-
-
-def _submit(client: Any, task: Callable[[Block], Any], block: Block) -> Future[Any]:
-    """A task for a dask cluster.
-
-    The executor that dask's client has never ends a task whose result is lost with the scheduler.
-    """
-    theirs, ours = client.submit(task, block, pure=False), Future[Any]()
-
-    def end(theirs: Any) -> None:
-        try:
-            outcome, error = theirs.result(), None
-        except BaseException as raised:
-            outcome, error = None, raised
-        with suppress(InvalidStateError):  # it was given up meanwhile
-            ours.set_result(outcome) if error is None else ours.set_exception(error)
-
-    theirs.add_done_callback(end)
-    ours.add_done_callback(lambda ours: theirs.cancel() if ours.cancelled() else None)
-    return ours

@@ -56,11 +56,11 @@ def open_array(path: str) -> Any:
 def _description(path: str) -> Any:
     """What a folder's JSON says of its array."""
     names = [os.path.join(path, name) for name in ("zarr.json", ".zarray")]
-    found = next((name for name in names if os.path.lexists(name)), None)
-    if found is None:
+    path_of_json = next((name for name in names if os.path.lexists(name)), None)
+    if path_of_json is None:
         raise ProblemError("is no Zarr array: there is no zarr.json or .zarray in it")
     try:
-        return json.loads(read_file(found, MAX_TEXT_BYTES))
+        return json.loads(read_file(path_of_json, MAX_TEXT_BYTES))
     except (ValueError, RecursionError) as error:
         if isinstance(error, ProblemError):
             raise
@@ -70,8 +70,8 @@ def _description(path: str) -> Any:
 def _codecs(described: Any) -> Iterator[str]:
     """The names of all codecs, those inside of others too."""
     if isinstance(described, list):
-        for one in described:
-            yield from _codecs(one)
+        for part in described:
+            yield from _codecs(part)
     if not isinstance(described, dict):
         return
     for name in ("name", "id"):
@@ -88,7 +88,7 @@ def read(path: str, array: Any, where: tuple[slice, ...]) -> Array:
     try:
         return np.asarray(array[where])
     except DAMAGED as error:
-        place = ", ".join(f"{one.start or 0}:{one.stop or ''}" for one in where)
+        place = ", ".join(f"{axis.start or 0}:{axis.stop or ''}" for axis in where)
         raise ProblemError(
             f"{safe_text(path, 200)}: cannot be read at [{place}]: {safe_text(error, 200)}"
         ) from None
@@ -100,9 +100,9 @@ def identity(path: str, array: Any) -> dict[str, Any]:
     for folder, inside, names in os.walk(path):
         inside.sort()
         for name in sorted(names):
-            found = os.stat(os.path.join(folder, name))
+            status = os.stat(os.path.join(folder, name))
             place = os.path.relpath(os.path.join(folder, name), path)
-            digest.update(f"{place}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+            digest.update(f"{place}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     shape, dtype = list(array.shape), str(array.dtype)
     return {"shape": shape, "dtype": dtype, "files": digest.hexdigest()[:32]}
 
@@ -124,12 +124,12 @@ class Output:
     def check(self, inputs: Sequence[str], *, force: bool) -> None:
         """Refuse a name where something is that must stay."""
         for path in (self.path, self.folder):
-            for one in inputs:
-                ours, read = os.path.realpath(path), os.path.realpath(one)
+            for source in inputs:
+                ours, read = os.path.realpath(path), os.path.realpath(source)
                 if os.path.commonpath([ours, read]) in (ours, read):
                     raise ProblemError(
-                        f"{safe_text(path, 200)}: would replace the input {safe_text(one, 200)}; "
-                        "give another name"
+                        f"{safe_text(path, 200)}: would replace the input "
+                        f"{safe_text(source, 200)}; give another name"
                     )
         with about(self.path):
             if os.path.lexists(self.path):

@@ -25,8 +25,9 @@ from regard.boundary.parse import (
     either,
     shown,
 )
+from regard.compute.loss import LOSS, check_loss
 from regard.compute.options import Options
-from regard.compute.request import LOSS, check_arrays, check_loss, check_options
+from regard.compute.request import check_arrays, check_options
 from regard.errors import DtypeError, OptionError, ProblemError, ShapeError
 from regard.masks import Lengths, Segments, Window
 from regard.positions import Absolute

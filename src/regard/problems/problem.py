@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.boundary import answering
 from regard.boundary.arrays import Array
-from regard.compute.request import LOSS
+from regard.compute.loss import LOSS
 from regard.errors import safe_text
 from regard.normalizers import Normalizer
 from regard.positions import Positions

@@ -24,7 +24,7 @@ from regard.boundary.parse import (
     check_text,
     shown,
 )
-from regard.compute.request import LOSS
+from regard.compute.loss import LOSS
 from regard.errors import ProblemError, safe_text
 from regard.problems import mechanisms
 from regard.problems.parts import MAX_NUMBERS, READY, Expectation, RandomMatrices, fields_of

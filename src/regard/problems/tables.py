@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.parse import as_numbers, check_text, shown
-from regard.compute.request import LOSS
+from regard.compute.loss import LOSS
 from regard.errors import ProblemError
 from regard.problems.parts import MAX_NUMBERS
 

@@ -109,34 +109,39 @@ def run(request: Request, turns: tuple[Any, ...] | None = None) -> Result:
     return Result(output, weights, None if lse is None else request.natural(lse))
 
 
-def carry(request: Request, before: Array, *, apart: bool = False) -> Array:
-    """The states of all rows after the request's keys, which are a part of a call's keys.
+def carry(request: Request, before: Array | None = None, *, apart: bool = False) -> Array:
+    """The states (parts, …, H, L, 3 + E) of all rows after the request's keys, in one part.
 
-    A state is a row's maximum, sum, divisor and output so far, 3 + E numbers. Those `before`,
-    (parts, …, H, L, 3 + E), are merged first. With `apart`, the states of every chunk of keys
-    alone, (chunks, …, H, L, 3 + E).
+    A state is a row's maximum, sum, divisor and output so far. The request's keys are a part of a
+    call's; the states of those `before` are merged first, in their order. With `apart`, the states
+    of every chunk of keys alone, each a part.
     """
     call = _Call(_of_dots_alone(request))
-    shape: tuple[int, ...] = (*request.shape[:-1], 3 + request.value.shape[-1])
-    if apart:
-        shape = (-(-request.shape[-1] // CHUNK), *shape)
-    after = np.empty(shape, call.accumulator)
+    parts = -(-request.shape[-1] // CHUNK) if apart else 1
+    after = np.empty((parts, *_of_states(request)), call.accumulator)
+    known = np.empty((0, *_of_states(request)), call.accumulator) if before is None else before
+    written = after if apart else after[0]
     nothing = np.empty(0, request.output_dtype)  # its dtype chooses how products are made
-    native.module.run_part(*call.arrays, before, after, nothing, None, None, *call.options)
+    native.module.run_part(*call.arrays, known, written, nothing, None, None, *call.options)
     return after
 
 
-def finish(request: Request, before: Array) -> tuple[Array, Array, Array]:
+def finish(request: Request, before: Array | None) -> tuple[Array, Array, Array]:
     """Output, log-sum-exp, and the rows that need all their keys again, from the states of all.
 
     The request has no keys. The order in which states are merged is that of `before`.
     """
     call = _Call(_of_dots_alone(request))
     rows = request.shape[:-1]
+    known = np.empty((0, *_of_states(request)), call.accumulator) if before is None else before
     output = np.empty((*rows, request.value.shape[-1]), request.output_dtype)
     lse, again = np.empty(rows, request.lse_dtype), np.zeros(rows, np.uint8)
-    native.module.run_part(*call.arrays, before, None, output, lse, again, *call.options)
+    native.module.run_part(*call.arrays, known, None, output, lse, again, *call.options)
     return output, lse, again.astype(np.bool_)
+
+
+def _of_states(request: Request) -> tuple[int, ...]:
+    return (*request.shape[:-1], 3 + request.value.shape[-1])
 
 
 def _of_dots_alone(request: Request) -> Request:

@@ -1,8 +1,11 @@
-"""The public functions, each a docstring and a few lines. Must not compute anything itself."""
+"""The public functions, each a docstring and a few lines: attention, and its weights, here.
+
+`backward` has its gradients, `explaining` why a number is what it is. Must not compute anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from numpy import ndarray
@@ -16,27 +19,34 @@ from regard.errors import naming_shapes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from regard.api.backward import gradients
+    from regard.api.explaining import diagnose, explain
     from regard.boundary.arrays import Array
     from regard.compute.option_types import (
-        ArrayIn,
         F,
         ForBoth,
         ForLse,
         ForWeights,
-        GradientOptions,
-        LabelledOptions,
         LinearOptions,
         Numbers,
         Plain,
-        ProblemOptions,
-        SomeGradientOptions,
         T,
         WeightsOptions,
     )
-    from regard.compute.results import Gradients, OutputLse, OutputWeights, OutputWeightsLse
-    from regard.faces import Diagnosis, Explanation
-    from regard.problems.fields import PartsOptions
-    from regard.problems.problem import Problem
+    from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
+
+
+__all__ = ["attention", "diagnose", "explain", "gradients", "linear_attention", "weights"]
+
+# What plain attention does not need is loaded when it is first asked for.
+_LAZY = {"gradients": "backward", "explain": "explaining", "diagnose": "explaining"}
+
+if not TYPE_CHECKING:  # a checker knows the names above
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module 'regard.api' has no attribute {name!r}")
+        return getattr(import_module(f"regard.api.{_LAZY[name]}"), name)
 
 
 @overload
@@ -333,134 +343,6 @@ def weights(
 
 
 @overload
-def gradients(
-    query: Numbers,
-    key: Numbers,
-    value: Numbers,
-    grad_output: Numbers,
-    **options: Unpack[GradientOptions],
-) -> Gradients[Array]: ...
-@overload
-def gradients(
-    query: Numbers,
-    key: Numbers,
-    value: Numbers,
-    grad_output: Numbers,
-    **options: Unpack[SomeGradientOptions],
-) -> Gradients[Array | None]: ...
-@overload
-def gradients(
-    query: T,
-    key: T | Numbers,
-    value: T | Numbers,
-    grad_output: T | Numbers,
-    **options: Unpack[GradientOptions],
-) -> Gradients[T]: ...
-@overload
-def gradients(
-    query: T,
-    key: T | Numbers,
-    value: T | Numbers,
-    grad_output: T | Numbers,
-    **options: Unpack[SomeGradientOptions],
-) -> Gradients[T | None]: ...
-@answering
-@taking(DEFAULTS, "return_weights", "return_lse", "out", before="precision")
-def gradients(
-    query: Any,
-    key: Any,
-    value: Any,
-    grad_output: Any,
-    *,
-    output: Any = None,
-    lse: Any = None,
-    grad_lse: Any = None,
-    wrt: Any = ("query", "key", "value"),
-    **options: Any,
-) -> Any:
-    r"""The gradients of attention: how a loss changes with each number of its inputs.
-
-    With P the weights, O the output, X the logits (the scores after scale, softcap and bias), and
-    dO the gradient of the loss with respect to O: dV = Pᵀ·dO, dP = dO·Vᵀ, δ = Σ_e dO∘O − dlse,
-    dX = P∘(dP − δ), dQ = scale·dX·K, dK = scale·dXᵀ·Q, where ∘ multiplies cell by cell. With a
-    softcap, dX is multiplied by its slope before dQ and dK.
-
-    Parameters
-    ----------
-    query, key, value : array_like of floats
-        As for `attention`.
-    grad_output : array_like, (…, H, L, E)
-        The gradient of the loss with respect to the output, in its shape and dtype.
-    mask, bias, causal, window, offset, scale, softcap, sink
-        The options of the call of `attention` whose gradients are computed.
-    output, lse : array_like, (…, H, L, E) and (…, H, L), optional
-        What `attention` returned with ``return_lse=True``, which saves computing it again. An
-        output of a half type is computed again, because δ needs it unrounded; ``out=`` a float32
-        array makes `attention` leave it so.
-    grad_lse : array_like, (…, H, L), optional
-        The gradient of the loss with respect to lse, where the loss depends on it.
-    wrt : str or names, optional
-        Which gradients to compute: "query", "key", "value", "bias", "sink", "scale", and what a
-        score, a normalization or positions are given, such as "score.W", "normalize.bias" or
-        "positions.table".
-    precision : {"working", "high", "exact"}
-        "exact" accumulates float32 and half inputs in float64 and rounds once; "high" is "working".
-    kernel, threads
-        As for `attention`. The result does not depend on the number of threads.
-    score, normalize, positions
-        As for `attention`: those of its call.
-
-    Returns
-    -------
-    Gradients
-        A named tuple (query, key, value, bias, sink, scale, parameters), None where not asked for.
-        Each has the shape and dtype of its input, summed over axes along which the input was
-        broadcast; scale is a float, and parameters a dictionary of those of score, normalize and
-        positions.
-
-    Raises
-    ------
-    ShapeError, OptionError, DtypeError
-        As for `attention`; also for integer inputs, and for an output or lse that does not belong
-        to the inputs.
-
-    Notes
-    -----
-    A hidden key and its value have gradient 0, whatever they hold, and change no other gradient. A
-    query that sees no key has gradient 0. No matrix of weights is made. Inputs of half types
-    accumulate in float32, so each gradient is rounded once.
-
-    References
-    ----------
-    Dao, "FlashAttention-2" (2023), section 3.1.2.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
-    >>> grads = gradients(x, x, x, np.ones((2, 2)), causal=True)
-    >>> grads.value.round(3)
-    array([[1.33, 1.33],
-           [0.67, 0.67]])
-    """
-    from regard.compute.dispatch import gradients_of_arrays
-
-    (query, key, value, grad_output, output, lse, grad_lse), give_back = lend(
-        query=query,
-        key=key,
-        value=value,
-        grad_output=grad_output,
-        output=output,
-        lse=lse,
-        grad_lse=grad_lse,
-    )
-    with naming_shapes(query=query, key=key, value=value, grad_output=grad_output):
-        given = {"output": output, "lse": lse, "grad_lse": grad_lse}
-        result = gradients_of_arrays(query, key, value, grad_output, **given, wrt=wrt, **options)
-    return give_back(result)
-
-
-@overload
 def linear_attention(
     query: Numbers, key: Numbers, value: Numbers, **options: Unpack[LinearOptions]
 ) -> Array: ...
@@ -533,196 +415,3 @@ def linear_attention(
             query, key, value, causal=causal, offset=offset, score=score, normalize=normalize
         )
     return give_back(linear.run(request))
-
-
-@overload
-def explain(query: Problem, **options: Unpack[ProblemOptions]) -> Explanation: ...
-@overload
-def explain(query: ArrayIn = ..., **options: Unpack[PartsOptions]) -> Explanation: ...
-@overload
-def explain(
-    query: ArrayIn, key: ArrayIn, value: ArrayIn, **options: Unpack[LabelledOptions]
-) -> Explanation: ...
-@answering
-def explain(
-    query: Any = None,
-    key: Any = None,
-    value: Any = None,
-    *,
-    softmax: Literal["shifted", "unshifted"] | None = None,
-    labels: Sequence[str] | None = None,
-    query_labels: Sequence[str] | None = None,
-    key_labels: Sequence[str] | None = None,
-    key_features: Sequence[str] | None = None,
-    value_features: Sequence[str] | None = None,
-    title: str | None = None,
-    **options: Any,
-) -> Explanation:
-    """Every step of one attention, each number traceable to its source.
-
-    Parameters
-    ----------
-    query : array_like, (…, H, L, D), or a Problem
-        With a `Problem`, key, value and labels come from it and options override its own; None
-        takes away what the problem states. Without key and value, the embeddings (L, M).
-    key, value : array_like, (…, G, S, D) and (…, G, S, E)
-        As for `attention`.
-    softmax : {"shifted", "unshifted"}, optional
-        Whether each row's maximum is subtracted before exp. Textbooks often leave it out; then
-        scores above 709 overflow.
-    labels : sequence of str, optional
-        Names of the rows in self-attention, where query, key and value have the same.
-    query_labels, key_labels : sequence of str, optional
-        Names of the rows of query and of key and value; if not given, the labels of DataFrames,
-        or numbers.
-    key_features, value_features : sequence of str, optional
-        Names of the columns, found likewise.
-    title : str, optional
-        Shown with every view.
-    target : array_like, the shape of the output, optional
-        What the output should be. The loss is L = ½ Σ (output − target)², one for each batch
-        element, and the explanation goes on with its gradients, back to every given number.
-    grad_output : array_like, the shape of the output, optional
-        In place of a target: the gradient of another loss with respect to the output.
-    **options
-        mask, bias, causal, window, offset, scale, softcap and sink, as for `attention`; and what a
-        `Problem` has besides: W_q, W_k and W_v, which embeddings need, a context, heads, W_o, ….
-
-    Returns
-    -------
-    Explanation
-        The steps in float64, computed when asked for; printing it gives a short table.
-
-    Raises
-    ------
-    ShapeError, OptionError, DtypeError
-        As for `attention`; labels that are too many or too few are a ShapeError, and so is a
-        target of another shape than the output. A target must be finite.
-    ProblemError
-        As for `Problem`, where parts of one are given.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x = np.eye(2)
-    >>> explanation = explain(x, x, x, labels=["a", "b"])
-    >>> explanation.steps["weights"].value.round(3)
-    array([[0.67, 0.33],
-           [0.33, 0.67]])
-    >>> print(explanation.why("scaled", "a", "a"))
-    A_s[a, a] = 0.70710678    A_s = A / √D
-      A[a, a] · scale = 1 × 0.70710678
-      (numbers are rounded to 8 decimals; the result is of unrounded ones)
-    >>> explain(x, W_q=2 * x, W_k=x, W_v=x)["queries"].value
-    array([[2., 0.],
-           [0., 2.]])
-    >>> explanation = explain(x, x, x, target=np.zeros((2, 2)))
-    >>> explanation["d_values"].value.round(3)
-    array([[0.558, 0.442],
-           [0.442, 0.558]])
-    """
-    # Explaining loads as much again as computing; a plain `import regard` does not pay for it.
-    from regard.explanation.build import explain_call
-    from regard.faces import Explanation
-
-    names = {"labels": labels, "query_labels": query_labels, "key_labels": key_labels}
-    names |= {"key_features": key_features, "value_features": value_features}
-    options |= {n: own for n, own in (("softmax", softmax), ("title", title)) if own is not None}
-    return Explanation.of(explain_call(query, key, value, names, options))
-
-
-@answering
-def diagnose(
-    function: Callable[..., Any],
-    *,
-    signature: Mapping[str, str] | str | None = None,
-    heads: int | None = None,
-    causal: bool | Literal["start", "end"] | None = None,
-    mask: Literal["keep", "keep01", "add", "hide", "hide01"] | None = None,
-    window: Literal["inclusive", "exclusive"] | None = None,
-    time_limit: float = 10.0,
-    score: Any = "dot",
-    normalize: Any = "softmax",
-    layout: str | None = None,
-    library: Literal["numpy", "torch", "jax"] | None = None,
-) -> Diagnosis:
-    """Find the mistake in an attention function.
-
-    The function is called on a few dozen small designed problems, and what comes back is compared
-    with the textbook and with a catalogue of wrong ways to compute attention.
-
-    Parameters
-    ----------
-    function : callable
-        Takes query, key, value (and a mask, a causal flag, a scale, a window, a cache, a number of
-        heads); or of embeddings and weight matrices; or a torch Module. NumPy, torch or JAX; two
-        to four axes, or a single query. How to call it is found out, and said in `called`.
-    signature : mapping or str, optional
-        What its parameters mean where their names do not tell: ``{"a": "query", "m": "keep"}`` or
-        ``"a=query, m=keep"``.
-    heads : int, optional
-        How many heads a Module has, where it does not say.
-    causal : bool or {"start", "end"}, optional
-        Whether it always hides later keys; or where causal attention has to align unequal numbers
-        of queries and keys. Found out if None, and either alignment is then right.
-    mask : {"keep", "keep01", "add", "hide", "hide01"}, optional
-        How its mask has to be read: True = attend, 1 = attend, 0 and −inf to be added, True = hide,
-        1 = hide. Found out if None, and any of them is then right.
-    window : {"inclusive", "exclusive"}, optional
-        Whether its window counts the query's own key. Found out if None.
-    time_limit : float
-        Seconds that one call may take, where it can be interrupted.
-    score : "dot" or an object of `regard.scores`, or a `regard.textbook.Mechanism`
-        What the function is meant to compute its scores with; its parameters are those inside the
-        function, whose queries and keys have the width of score's matrices. For functions of query,
-        key and value.
-    normalize : "softmax" or an object of `regard.normalizers`
-        How it is meant to make weights of logits.
-    layout : str, optional
-        The axes of its arrays in their order, such as ``"(B, L, H, D)"``: B batch, H heads, L rows,
-        D their width, M the width of embeddings. Found out if None.
-    library : {"numpy", "torch", "jax"}, optional
-        Whose arrays it takes. If None, the library that its code uses, or else the next one.
-
-    Returns
-    -------
-    Diagnosis
-        `verdict` is right, fragile, mistaken, unknown or unusable. Printing it says why.
-
-    Raises
-    ------
-    OptionError
-        If the roles of its parameters cannot be found out, or an option makes no sense.
-
-    Notes
-    -----
-    The function runs in this process. `regard diagnose` runs it in a child.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> def mine(q, k, v):
-    ...     scores = q @ k.T / np.sqrt(k.shape[0])
-    ...     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    ...     return weights / weights.sum(axis=-1, keepdims=True) @ v
-    >>> diagnose(mine).summary
-    'mine is mistaken: the scores are divided by √S, the number of keys, instead of √D'
-    """
-    from regard.diagnosis import verdict
-    from regard.faces import Diagnosis
-
-    return Diagnosis.of(
-        verdict.diagnose(
-            function,
-            signature=signature,
-            heads=heads,
-            causal=causal,
-            mask=mask,
-            window=window,
-            time_limit=time_limit,
-            score=score,
-            normalize=normalize,
-            layout=layout,
-            library=library,
-        )
-    )
