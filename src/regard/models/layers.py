@@ -176,6 +176,10 @@ class Reader:
         given: dict[str, Array] = {}
         for name, template in self.names.of_layer.items():
             stored = template.format(number)
+            if name == "sink":
+                place, _, ending = stored.rpartition(".")
+                given[name] = self.read(place, (ending,), (config.heads,))
+                continue
             if not name.startswith("W_"):
                 width = config.head_width if name.startswith("normed_") else config.width
                 given |= self._norm_weights(name, stored, width)
@@ -215,7 +219,10 @@ class Reader:
         return given
 
     def _norm_weights(self, name: str, stored: str, width: int) -> dict[str, Array]:
-        given = {f"{name}_scale": self.read(stored, _SCALE, (width,))}
+        scale = self.read(stored, _SCALE, (width,))
+        if adds := self.config.family.norm_adds:
+            scale = scale + self.dtype.type(adds)
+        given = {f"{name}_scale": scale}
         if self.config.family.norm == "layer":
             given[f"{name}_shift"] = self.read(stored, _SHIFT, (width,))
         return given
