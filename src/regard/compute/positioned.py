@@ -109,12 +109,15 @@ class Rotation:
         return cls(positions, places, request.query.shape[-1])
 
     @classmethod
-    def of_tokens(cls, positions: Rotary, rows: Array, side: str, first: Any) -> Array:
-        """Turned rows (…, H, L, D), (L, D) or (D,) of consecutive tokens from each `first` on."""
-        positions.fits(rows.shape[-1], (0, 0, 0))
+    def of_tokens(
+        cls, positions: Rotary, rows: Array, side: str, first: Any, own: NDArray[np.float64]
+    ) -> Array:
+        """Turned rows (…, H, L, D), (L, D) or (D,) of consecutive tokens from each `first` on.
+
+        `own` are the frequencies of a short text.
+        """
         if isinstance(first, int) and rows.ndim > 2 and _turns_at_once(positions, rows):
             made, places = np.empty(rows.shape, rows.dtype), range(first, first + rows.shape[-2])
-            own = positions.frequencies_of(rows.shape[-1], 0)
             turning = rows, made, *rotary.table(own, positions.factor, places)
             turn_rows([turning], interleaved=positions.interleaved)
             return made

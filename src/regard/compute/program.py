@@ -7,7 +7,7 @@ them. Must not know any formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,17 +42,34 @@ class Program:
         for step in reversed(steps):
             if step.name in needed and step.name not in known:
                 needed |= {ref.step for ref in step.operands}
-        self.calls = [
-            (step.name, self._call(step))
-            for step in steps
-            if step.name in needed and step.name not in known and step.op != "given"
-        ]
+        needed -= {step.name for step in steps if step.op == "given"} | {*known}
+        self.calls = [*self._calls(step for step in steps if step.name in needed)]
 
     def __call__(self, values: Values) -> Values:
         """Add the value of each step to those that are known."""
         for name, call in self.calls:
             values[name] = call(values)
         return values
+
+    def _calls(self, steps: Iterable[Step]) -> Iterator[tuple[str, _Call]]:
+        """Names and calls. Products of the same rows with parts of one matrix are one product.
+
+        `given` has such a matrix under the names of its parts, as in "W_q W_k W_v".
+        """
+        whole_of = {part: name for name in self.given if " " in name for part in name.split()}
+        made: set[str] = set()
+        for step in steps:
+            matrix = step.operands[1].step if step.op == "dot" else ""
+            if matrix not in whole_of:
+                yield step.name, self._call(step)
+                continue
+            whole = whole_of[matrix]
+            if whole not in made:
+                yield whole, _product(step.operands[0].step, self.given[whole])
+                made.add(whole)
+            before = whole.split()[: whole.split().index(matrix)]
+            start = sum(self.given[name].shape[1] for name in before)
+            yield step.name, _columns(whole, start, start + self.given[matrix].shape[1])
 
     def _call(self, step: Step) -> _Call:
         first = step.operands[0].step
@@ -79,17 +96,7 @@ class Program:
         weight = self.given[columns.step]
         if columns.index[0] != step.running:
             weight = weight.T
-        name, width = rows.step, weight.shape[1]
-
-        def product(values: Values) -> Array:
-            x = values[name]
-            if len(x) == 1:
-                row: Array = np.matmul(x, weight)
-                return row
-            flat = x.reshape(-1, x.shape[-1]) @ weight
-            return flat.reshape(*x.shape[:-1], width)
-
-        return product
+        return _product(rows.step, weight)
 
     def _pointwise(self, step: Step) -> _Call:
         """An operation number by number; what is decided once is decided here, not in the call."""
@@ -125,6 +132,24 @@ class Program:
         if spread:
             return lambda values: values[name][..., None]
         return lambda values: values[name]
+
+
+def _product(name: str, weight: Array) -> _Call:
+    width = weight.shape[1]
+
+    def product(values: Values) -> Array:
+        x = values[name]
+        if len(x) == 1:
+            row: Array = np.matmul(x, weight)
+            return row
+        flat = x.reshape(-1, x.shape[-1]) @ weight
+        return flat.reshape(*x.shape[:-1], width)
+
+    return product
+
+
+def _columns(name: str, start: int, end: int) -> _Call:
+    return lambda values: values[name][..., start:end]
 
 
 def _spread(ref: Ref, step: Step) -> bool:

@@ -6,7 +6,7 @@ or how anything is computed: the steps of a layer follow from `Architecture.form
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ ACTIVATIONS = {
 MAX_LAYERS = 2**12
 # Where null means the usual value.
 _MAY_BE_NULL = {"n_inner", "num_key_value_heads", "head_dim"}
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,16 @@ class Family:
     tensors: Mapping[str, str]  # of the whole model
     of_layer: Mapping[str, str]
     keys: Mapping[str, str] = field(default_factory=dict)  # in config.json, where unlike BERT's
+    # By `keys` alone are read, where null means none: scale (of which it has 1/x²), softcap,
+    # logits_softcap and sliding_window; the last for layers of `pattern`, over and over again.
+    pattern: tuple[str, ...] = (_SLIDING,)  # where there is no layer_types
     causal: bool = True
     norm: Literal["rms", "layer"] = "rms"
     place: Literal["before", "after", "both"] = "before"
     epsilon: tuple[str, float] = ("rms_norm_eps", 1e-6)
+    norm_adds: float = 0  # to the scale of each norm that is stored
+    scaled: bool = False  # whether embeddings are multiplied by the root of their width
+    wider: int = 0  # how many times as wide as the model is its MLP, where that is not said
     activation: str = "silu"  # where the configuration does not say
     turned: bool = False  # whether matrices are stored (in, out)
     rotary: bool = True
@@ -99,15 +106,42 @@ _ENCODER: dict[str, Any] = {
 _TYPED = {**_EMBEDDINGS, "types_table": "embeddings.token_type_embeddings"}
 _ROBERTA = Family("roberta.", "encoder.layer.{}.", _TYPED, _BERT, after_padding=True, **_ENCODER)
 
+_LLAMAS = Family(
+    "model.",
+    "layers.{}.",
+    {"token_table": "embed_tokens", "final": "norm", "unembedding": "lm_head"},
+    _LLAMA,
+    fixed={"quantization_config": None, "pretraining_tp": 1},
+    ignored=("rotary_emb.inv_freq",),
+)
+_QWEN = {**_LLAMAS.fixed, "use_sliding_window": False}
+_NORMED = {f"normed_{name}": f"self_attn.{name[0]}_norm" for name in ("queries", "keys")}
+_AROUND = {
+    "attention_result": "post_attention_layernorm",
+    "mlp_input": "pre_feedforward_layernorm",
+    "mlp_result": "post_feedforward_layernorm",
+}
+
 # By model_type in config.json.
 FAMILIES = {
-    "llama": Family(
-        "model.",
-        "layers.{}.",
-        {"token_table": "embed_tokens", "final": "norm", "unembedding": "lm_head"},
-        _LLAMA,
-        fixed={"quantization_config": None, "pretraining_tp": 1},
-        ignored=("rotary_emb.inv_freq",),
+    "llama": _LLAMAS,
+    "mistral": replace(_LLAMAS, keys={"sliding_window": "sliding_window"}),
+    "qwen2": replace(_LLAMAS, fixed=_QWEN),
+    "qwen3": replace(_LLAMAS, fixed=_QWEN, of_layer=_LLAMA | _NORMED),
+    "gemma2": replace(
+        _LLAMAS,
+        of_layer=_LLAMA | _AROUND,
+        keys={
+            **{"hidden_act": "hidden_activation", "scale": "query_pre_attn_scalar"},
+            **{"softcap": "attn_logit_softcapping", "logits_softcap": "final_logit_softcapping"},
+            "sliding_window": "sliding_window",
+        },
+        pattern=(_SLIDING, _FULL),
+        place="both",
+        norm_adds=1,
+        scaled=True,
+        tied=True,
+        fixed={"quantization_config": None, "use_bidirectional_attention": None},
     ),
     "gpt2": Family(
         "transformer.",
@@ -126,6 +160,7 @@ FAMILIES = {
         turned=True,
         rotary=False,
         tied=True,
+        wider=4,
         fixed={
             **{"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True},
             **{"add_cross_attention": False, "quantization_config": None},
@@ -223,6 +258,15 @@ def describe(table: Mapping[str, Any]) -> Architecture:
             raise ProblemError(f"{key} is {number}; it must be {least} or more")
         return number
 
+    def number(name: str, parse: Callable[[str, Any], Any] = as_number) -> Any:
+        key = family.keys.get(name)
+        if key is None or (key in table and table[key] is None):
+            return None
+        found = parse(*given(key))
+        if found <= 0:
+            raise ProblemError(f"{key} is {found}; it must be above 0")
+        return found
+
     width, heads, layers = (
         size(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
@@ -256,6 +300,7 @@ def describe(table: Mapping[str, Any]) -> Architecture:
             f"max_position_embeddings is {learned} but positions start after "
             f"pad_token_id {padding}; no position is left"
         )
+    scale = number("scale")
     return Architecture(
         kind,
         layers,
@@ -263,7 +308,7 @@ def describe(table: Mapping[str, Any]) -> Architecture:
         key_heads,
         head_width,
         width,
-        inner=size("intermediate_size", default=4 * width if kind == "gpt2" else None),
+        inner=size("intermediate_size", default=family.wider * width or None),
         vocabulary=size("vocab_size"),
         longest=longest,
         epsilon=epsilon,
@@ -273,8 +318,27 @@ def describe(table: Mapping[str, Any]) -> Architecture:
         types=size("type_vocab_size", default=2) if "types_table" in family.tensors else 0,
         padding=padding,
         rotary=tuple(_rotary(table, layers, head_width)) if family.rotary else (None,) * layers,
-        windows=(None,) * layers,
+        windows=_windows(table, family, layers, number("sliding_window", as_integer)),
+        scale=None if scale is None else scale**-0.5,
+        softcap=number("softcap"),
+        logits_softcap=number("logits_softcap"),
+        embedding_scale=width**0.5 if family.scaled else None,
     )
+
+
+def _windows(
+    table: Mapping[str, Any], family: Family, layers: int, width: int | None
+) -> tuple[int | None, ...]:
+    """How many keys to its left each query sees, in each layer; a window has the query too."""
+    if width is None:
+        return (None,) * layers
+    kinds = table.get("layer_types")
+    if kinds is None:
+        kinds = [family.pattern[number % len(family.pattern)] for number in range(layers)]
+    known = isinstance(kinds, list) and all(one in (_SLIDING, _FULL) for one in kinds)
+    if not known or len(kinds) != layers:
+        raise ProblemError(f"layer_types must have {layers} words, each {_SLIDING} or {_FULL}")
+    return tuple(width - 1 if kind == _SLIDING else None for kind in kinds)
 
 
 def _rotary(table: Mapping[str, Any], layers: int, width: int) -> list[Rotary | None]:
@@ -319,6 +383,7 @@ def _supported_kind(table: Mapping[str, Any]) -> str:
 
 # --- GGUF ----------------------------------------------------------------------------------------
 
+_IN_GGUF = ("llama", "gpt2")
 # What configurations call the keys of a GGUF file, which begin with the architecture's name.
 _GGUF_KEYS = {
     **{"block_count": "num_hidden_layers", "embedding_length": "hidden_size"},
@@ -347,11 +412,10 @@ def describe_gguf(said: Mapping[str, Any], tensors: Collection[str]) -> Architec
     It has the rows of queries and keys so that a pair of features is side by side.
     """
     kind = said.get("general.architecture")
-    if not isinstance(kind, str) or kind not in FAMILIES or not FAMILIES[kind].causal:
-        known = [name for name, family in FAMILIES.items() if family.causal]
+    if kind not in _IN_GGUF:
         raise ProblemError(
             f"general.architecture is {shown(kind)}, which is not supported; supported are "
-            f"{', '.join(known)}"
+            f"{', '.join(_IN_GGUF)}"
         )
     family, table = FAMILIES[kind], dict[str, Any](model_type=kind)
     for key, value in said.items():

@@ -17,22 +17,20 @@ from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.request import make_request
 from regard.errors import DtypeError, ProblemError, safe_text
-from regard.explanation.build import explain_problem
-from regard.faces import Explanation
 from regard.masks import Lengths
 from regard.models.architecture import Architecture
-from regard.models.explaining import counted
+from regard.models.explaining import Read, counted, one_layer
 from regard.models.files.safetensors import CONFIG
 from regard.models.layers import Stack
 from regard.models.overview import MeasuredAttention, Overview
 from regard.models.pooling import Pooling, unit_length
 from regard.models.text.tokenizer import Tokenizer, Tokens
-from regard.problems.problem import Problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regard.compute.option_types import ProblemOptions
+    from regard.faces import Explanation
 
     _Attend = Callable[[int, Array, Array, Array], Array]
 
@@ -140,11 +138,10 @@ class Encoder:
             the layer's weights, used as x @ W.
         """
         number = counted("layer", layer, self.config.layers)
-        one = None if head is None else counted("head", head, self.config.heads)
         tokens = self.tokens(text, truncate=truncate)
         hidden = next(islice(self._states(_Batch.of([tokens])), number, None))
-        problem = self._problem(text, tokens, hidden[0], number, one)
-        return Explanation.of(explain_problem(problem, **options))
+        read = Read(self.stack, text, tokens, self.tokenizer.name)
+        return one_layer(read, hidden[0], number, head, dict(options))
 
     def overview(self, text: str, *, truncate: bool = False) -> Overview:
         """Where each head of each layer reads in one text."""
@@ -162,27 +159,6 @@ class Encoder:
             places = np.where(real, real.cumsum(axis=-1), 0) + self.config.padding
         hidden = self.stack.embed(batch.ids, places, batch.types)
         return self.stack.states(hidden, attend or batch.attend)
-
-    def _problem(
-        self, text: str, tokens: Tokens, hidden: Array, number: int, head: int | None
-    ) -> Problem:
-        heads, width = self.config.heads, self.config.head_width
-        own = slice(None) if head is None else slice(head * width, (head + 1) * width)
-        weights = self.stack.layers[number].given
-        names = [f"{kind}_{letter}" for letter in "qkv" for kind in "Wb"]
-        given: dict[str, Any] = {name: weights[name][..., own] for name in names}
-        if head is None:
-            given |= {"W_o": weights["W_o"], "b_o": weights["b_o"], "heads": heads}
-        which = f"layer {number} of {self.config.layers}, counted from 0"
-        if head is not None:
-            which = f"layer {number} of {self.config.layers}, head {head} of {heads}, from 0"
-        return Problem(
-            title=text,
-            note=f"A {self.config.kind} model: {which}. The embeddings are the layer's input.",
-            embeddings=hidden,
-            query_labels=tokens.labels,
-            **given,
-        )
 
     def __repr__(self) -> str:
         config = self.config

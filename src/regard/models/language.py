@@ -19,7 +19,7 @@ from regard.compute.kv_cache import KVCache
 from regard.errors import DtypeError, OptionError, safe_text
 from regard.explanation.labels import as_index
 from regard.models.architecture import Architecture
-from regard.models.explaining import Read, one_layer, whole
+from regard.models.explaining import Read, counted, one_layer, whole
 from regard.models.generation import (
     MOST_CANDIDATES,
     Candidate,
@@ -88,18 +88,17 @@ class Memory:
     ) -> Callable[[int, Array, Array, Array], Array]:
         """Attention of new tokens to all so far; `lengths` of them are real in each text."""
         config = self.stack.config
-        options: dict[str, Any] = {}
-        if config.scale is not None:
-            options["scale"] = config.scale
-        if config.softcap is not None:
-            options["softcap"] = config.softcap
-        if lengths is not None:
-            options["lengths"] = lengths
+        common = {"scale": config.scale, "softcap": config.softcap, "lengths": lengths}
+        common = {name: one for name, one in common.items() if one is not None}
+        options: list[dict[str, Any]] = [
+            common | {"sink": one.given["sink"]} if "sink" in one.given else common
+            for one in self.stack.layers
+        ]
 
         def attend(number: int, query: Array, key: Array, value: Array) -> Array:
             cache = self.caches[number]
             cache.append(key, value, lengths=lengths)
-            output: Array = cache.attend(query, **options)
+            output: Array = cache.attend(query, **options[number])
             return output
 
         return attend
@@ -141,9 +140,14 @@ class Run:
         The steps of layer 2 are then called `2.scores` and so on, from `embeddings` to `logits`;
         all are computed in float64 when they are asked for.
         """
-        names = self.model.tokenizer.name
-        read = Read(self.model.stack, self.text, self.tokens, names, self.states)
-        return whole(read) if layer is None else one_layer(read, layer, head, options)
+        stack = self.model.stack
+        read = Read(stack, self.text, self.tokens, self.model.tokenizer.name)
+        if layer is None:
+            return whole(read)
+        number = counted("layer", layer, stack.config.layers)
+        if not self.states:
+            raise OptionError("the states of this run were not kept; run the whole text at once")
+        return one_layer(read, self.states[number], number, head, options)
 
     def _at(self, position: int) -> int:
         at = as_index("position", position)
@@ -364,9 +368,8 @@ class LanguageModel:
             ]
             if all(writer.reason for writer in writers):
                 return [writer.generation() for writer in writers]
-            at = np.minimum(
-                lengths, self.config.longest - 1
-            )  # what goes on after its end is unused
+            # What goes on beyond the end of a text is unused.
+            at = np.minimum(lengths, self.config.longest - 1)
             x = self.stack.embed(np.array(chosen)[:, None], at[:, None])
             last = self.stack.run(x, attend)[:, 0]
             lengths = lengths + 1

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # From queries, keys and values (B, H, L, D) to outputs, in layer `number`.
 Attend = Callable[[int, Array, Array, Array], Array]
 _SCALE, _SHIFT = ("weight", "gamma"), ("bias", "beta")
+_TOGETHER = ("W_q", "W_k", "W_v"), ("W_gate", "W_up")
 _READY = {"queries": "normed_queries", "keys": "normed_keys", "values": "values"}
 # Logits that are computed at once: 64 MiB in float32.
 LOGITS_AT_ONCE = 2**24
@@ -107,6 +108,19 @@ class Stack:
         return self.norms[name][2]({"embeddings": x})[name]
 
 
+def _joined(given: Mapping[str, Array], parts: tuple[str, ...]) -> dict[str, Array]:
+    """Matrices that the same rows are multiplied by, in one array, so that one product has all.
+
+    Views of a file stay what they are: they would be read at once, and need memory of their own.
+    """
+    found = [given[name].T for name in parts if name in given]
+    if len(found) < len(parts) or not all(one.flags.writeable for one in found):
+        return {}
+    whole = np.concatenate(found).T
+    columns = np.split(whole, np.cumsum([len(one) for one in found])[:-1], axis=1)
+    return {" ".join(parts): whole, **dict(zip(parts, columns, strict=True))}
+
+
 class Reader:
     """Reads tensors by the textbook's names, and knows which were read."""
 
@@ -176,6 +190,10 @@ class Reader:
         given: dict[str, Array] = {}
         for name, template in self.names.of_layer.items():
             stored = template.format(number)
+            if name == "sink":
+                place, _, ending = stored.rpartition(".")
+                given[name] = self.read(place, (ending,), (config.heads,))
+                continue
             if not name.startswith("W_"):
                 width = config.head_width if name.startswith("normed_") else config.width
                 given |= self._norm_weights(name, stored, width)
@@ -185,6 +203,8 @@ class Reader:
             given |= self._linear(parts, sizes, into.get(parts[0], config.width), stored)
         form = config.form(frozenset(given))
         given |= self._numbers()
+        for together in _TOGETHER:
+            given |= _joined(given, together)
         steps = layer(form)
         there = {step.name for step in steps}
         names = tuple(step if step in there else plain for plain, step in _READY.items())
@@ -215,7 +235,10 @@ class Reader:
         return given
 
     def _norm_weights(self, name: str, stored: str, width: int) -> dict[str, Array]:
-        given = {f"{name}_scale": self.read(stored, _SCALE, (width,))}
+        scale = self.read(stored, _SCALE, (width,))
+        if adds := self.config.family.norm_adds:
+            scale = scale + self.dtype.type(adds)
+        given = {f"{name}_scale": scale}
         if self.config.family.norm == "layer":
             given[f"{name}_shift"] = self.read(stored, _SHIFT, (width,))
         return given

@@ -92,13 +92,15 @@ def silu_slope(x: Array) -> Array:
 
 
 def _in_chunks(function: Callable[[Array, Array], None], x: Array) -> Array:
-    flat = np.ascontiguousarray(x).reshape(-1)
-    out = np.empty_like(flat)
+    out = np.empty(x.shape, x.dtype)
     with np.errstate(all="ignore"):
+        if x.size <= _CHUNK:
+            function(x, out)
+            return out
+        flat, made = np.ascontiguousarray(x).reshape(-1), out.reshape(-1)
         for start in range(0, flat.size, _CHUNK):
-            end = start + _CHUNK
-            function(flat[start:end], out[start:end])
-    return out.reshape(x.shape)
+            function(flat[start : start + _CHUNK], made[start : start + _CHUNK])
+    return out
 
 
 # x·Φ(x) = max(x, 0) − |x|·Q(|x|), where Q(t) = erfc(t/√2)/2 = exp(−t²/2)·P(s)/(t + 4) with

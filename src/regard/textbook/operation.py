@@ -64,7 +64,7 @@ def wide(array: Array) -> Array:
     """At least float64: NumPy's own float32 exp is 2.5 ulp off, one rounding is half of one."""
     if array.dtype.kind == "f" and array.dtype.itemsize >= 8:
         return array
-    return array.astype(np.result_type(array.dtype, np.float64), copy=False)
+    return array.astype(np.float64)
 
 
 _PLACE = re.compile(r"⟨([^|]*)\|([^⟩]*)⟩|\$([a-z]?)(\d)")
