@@ -344,8 +344,11 @@ function placeGate() {
     gate.style.setProperty("--below", `${bottom - weights.y + 12}px`);
     if (!whatIf) return;
     const most = stage.clientWidth - MARGIN - 230;
-    whatIf.style.cssText = `left:${Math.max(weights.x + 120, Math.min(weights.x + weights.w + 16, most))}px;top:${bottom + 18}px`;
+    const left = Math.max(weights.x + 120, Math.min(weights.x + weights.w + 16, most));
+    whatIf.style.cssText = `left:${left}px;top:${bottom + 18}px`;
+    shelf.style.width = `${left - 12}px`; // what is switched is seen in the steps beside it
   } else {
+    shelf.style.width = "100%";
     const y = source ? source.y + source.height + 6 : weights.y - 60;
     gate.style.cssText = `left:14px;top:${y}px;width:${stage.clientWidth - 28}px`;
     gate.style.setProperty("--below", "0px");

@@ -111,7 +111,8 @@ function first() {
   return best && { step: view.step.name, index: best.index };
 }
 
-// The sum is right of its number, or below it, where its factors are on the other sides.
+// The sum is right of its number, or below it, where its factors are on the other sides; of five places
+// it takes the one that covers least of these, and of what can be switched.
 function placeWhy() {
   const at = state.cell && placeOf(state.cell);
   const floats = at && sheet.dataset.kind === "wide";
@@ -132,14 +133,15 @@ function placeWhy() {
     [inside(here.x), Math.max(4, here.y - height - 8)],
     [inside(here.x - width - 10), under],
   ];
-  const marks = [...overlay.children].map((mark) => mark.style);
+  const origin = sheet.getBoundingClientRect();
+  const taken = [...overlay.children, ...sheet.querySelectorAll(".what-if, .chips")].map((one) => one.getBoundingClientRect());
   const covered = ([x, y]) =>
     Math.max(0, x + width - right) * height +
     Math.max(0, y + height - stage.scrollTop - innerHeight + 50) * width * 0.3 +
-    marks.reduce((sum, box) => {
-      const [l, t, w, tall] = [box.left, box.top, box.width, box.height].map(Number.parseFloat);
-      const wide = Math.min(x + width, l + w) - Math.max(x, l);
-      return sum + Math.max(0, wide) * Math.max(0, Math.min(y + height, t + tall) - Math.max(y, t));
+    taken.reduce((sum, box) => {
+      const [l, t] = [box.left - origin.left, box.top - origin.top];
+      const wide = Math.min(x + width, l + box.width) - Math.max(x, l);
+      return sum + Math.max(0, wide) * Math.max(0, Math.min(y + height, t + box.height) - Math.max(y, t));
     }, 0);
   const [x, y] = choices.reduce((best, one) => (covered(one) < covered(best) ? one : best));
   why.style.cssText = `left:${x}px;top:${y}px`;
