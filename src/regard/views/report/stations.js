@@ -126,7 +126,7 @@ export function figure(value, { room }, signed) {
   if (!Number.isFinite(value)) return formatNumber(value);
   const most = Math.floor(room - 1.5 - (signed ? 1 : 0));
   for (let digits = Math.min(state.digits, Math.max(most, 0)); digits >= 0; digits--) {
-    const text = inDigits(value, digits);
+    const text = inDigits(value, digits).replace("e+", "e");
     if (lengthOf(text) <= room) return text;
   }
   return value.toExponential(0).replace("-", "−").replace("e+", "e");

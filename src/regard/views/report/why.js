@@ -153,7 +153,7 @@ export function showWhy(focus = "") {
   mark();
   why.hidden = !found;
   document.body.classList.toggle("opened", Boolean(found));
-  if (!found) return;
+  if (!found) return fill(why);
   if (why.parentNode !== sheet) sheet.append(why);
   fill(
     why,
