@@ -70,7 +70,7 @@ function reveal(name) {
 }
 
 function shelve(name) {
-  const here = /** @type {any} */ (document.activeElement?.closest("[data-station], .chips"));
+  const here = /** @type {any} */ (document.activeElement?.closest("[data-station], .gate"));
   state.shelf = name;
   fillShelf();
   repaint();
@@ -333,6 +333,17 @@ stage.addEventListener(
   { passive: false },
 );
 
+// Two fingers enlarge what is between them.
+let apart = 0;
+const pinch = (event) => {
+  const [a, b] = event.touches;
+  const now = b ? Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY) : 0;
+  if (b) event.preventDefault();
+  if (b && apart) zoomTo((state.zoom * now) / apart, (a.clientX + b.clientX) / 2, (a.clientY + b.clientY) / 2);
+  apart = now;
+};
+for (const kind of ["touchstart", "touchmove", "touchend"]) stage.addEventListener(kind, pinch, { passive: false });
+
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 // To which cell of a table a key leads; null if it is no such key.
@@ -415,13 +426,16 @@ why.addEventListener("keydown", (event) => {
   event.stopPropagation();
 });
 
-let wide = innerWidth;
-addEventListener("resize", () => {
-  if (innerWidth === wide && !matchMedia("(min-width: 44rem)").matches) return; // a phone's bars move
-  wide = innerWidth;
-  rebuild();
-  showWhy();
-});
+// Another width is another picture, and where all of it is in sight another height too. A page may begin
+// unseen, as in a folded notebook.
+let room = "";
+function follow() {
+  const now = `${stage.clientWidth} ${sheet.dataset.kind === "wide" ? innerHeight : ""}`;
+  if (now === room) return;
+  if (room) rebuild();
+  if (room) showWhy();
+  room = now;
+}
 
 // --- the start ------------------------------------------------------------------------------
 
@@ -433,7 +447,8 @@ function start() {
   say();
   if (state.cell) reveal(state.cell.step);
   showWhy();
-  if (state.cell) find(".mark.open")?.scrollIntoView({ block: "center", inline: "nearest" });
+  const block = sheet.dataset.kind === "wide" ? "nearest" : "center";
+  if (state.cell) find(".mark.open")?.scrollIntoView({ block, inline: "nearest" });
 }
 
 Object.assign(doing, { open, back, close, change, changeAll, choose, recompute, show: showWhy });
@@ -442,6 +457,8 @@ tools.hidden = false;
 tools.elements.link.hidden = location.protocol === "about:"; // in a notebook there is no link
 drawing.buildGallery?.();
 start();
+new ResizeObserver(follow).observe(stage);
+addEventListener("resize", follow);
 window.addEventListener("popstate", start);
 window.addEventListener("hashchange", () => {
   if (history.state === null) start();

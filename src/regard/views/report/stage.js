@@ -15,6 +15,7 @@ const LEAST = 28; // pixels of a cell with a number
 const STRIP = 186; // below the picture, for what opens there
 const MARGIN = 28;
 const PAPER = 680; // pixels of a sheet
+const MOST_LISTED = 6; // steps between scores and weights
 const MOST_DOTS = 14; // keys of a mask that is drawn between scores and weights
 export const sheet = h("div.sheet-of-all");
 const caption = find("#caption");
@@ -49,7 +50,7 @@ const numberOf = (step) => {
   return steps.indexOf(step) + 1;
 };
 
-const isStation = (name) => [...shown.values()].some((view) => view.station === name && !view.copy);
+const isStation = (name) => [...shown.values()].some((view) => view.station === name && !view.copy && !view.shelved);
 
 // The title, as long as there is room for.
 function titleOf(view, room) {
@@ -301,14 +302,17 @@ function drawGate() {
   gate.hidden = !weights;
   if (!weights) return;
   const open = state.shelf === "weights";
-  const chips = chain().map((name) =>
-    button(name, () => doing.shelve(open ? "" : "weights"), {
-      title: runs.now.steps.get(name).formula,
+  const names = chain();
+  const listed = names.length > MOST_LISTED ? [...names.slice(0, MOST_LISTED - 1), `${names.length - MOST_LISTED + 1} more`] : names;
+  const later = (name) => state.walk !== null && runs.now.steps.has(name) && isLater({ step: { name } });
+  const words = listed.map((name, k) => [" ", h(later(name) ? "span.later" : "span", k < listed.length - 1 ? name : `${name} ▾`)]);
+  const steps = names.length > 0 &&
+    button(words, () => doing.shelve(open ? "" : "weights"), {
+      class: "steps-between",
+      title: "the steps on the way, one by one",
       "aria-expanded": String(open),
-      class: state.walk !== null && isLater({ step: { name } }) ? "later" : "",
-    }),
-  );
-  fill(gate, dots(), h("div.chips", chips), rampOf(weights));
+    });
+  fill(gate, dots(), steps, rampOf(weights));
 }
 
 // A dot for each pair: click one to hide a key, or to show it.
@@ -343,9 +347,9 @@ function placeGate() {
     gate.style.cssText = `left:${right}px;top:${weights.y}px;width:${weights.x - right}px;height:${weights.height}px`;
     gate.style.setProperty("--below", `${bottom - weights.y + 12}px`);
     if (!whatIf) return;
-    const most = stage.clientWidth - MARGIN - 230;
-    const left = Math.max(weights.x + 120, Math.min(weights.x + weights.w + 16, most));
-    whatIf.style.cssText = `left:${left}px;top:${bottom + 18}px`;
+    const left = Math.min(weights.x + Math.max(weights.w + 16, 120), stage.clientWidth - MARGIN - whatIf.offsetWidth);
+    const below = left < weights.x + 120 ? 42 : 18; // the scale of the colours
+    whatIf.style.cssText = `left:${left}px;top:${bottom + below}px`;
     shelf.style.width = `${left - 12}px`; // what is switched is seen in the steps beside it
   } else {
     shelf.style.width = "100%";
@@ -406,10 +410,8 @@ export function fillShelf() {
     const most = own.big ? Math.min(320 / own.columns, 8) : SHELF;
     const [u, high] = [own.big ? most : SHELF, own.big ? Math.min(240 / own.rows, 8) : tall];
     place(own, { x: 0, y: 0, w: own.columns * u, h: own.rows * high }, u, high);
-    const { name: words, symbol, formula } = own.step;
-    own.title.title = `${words}: ${formula}`;
-    const short = own.w < 80 && own.w > 0 && words.length > 6;
-    fill(own.title, h("b", short ? typeset(symbol) : words), " ", !short && h("span.formula", typeset(own.given ? "" : formula)));
+    own.title.title = `${own.step.name}: ${own.step.formula}`;
+    fill(own.title, titleOf(own, Math.max(own.w, 72 - own.gutter)));
     if (own.big) {
       fillNames(own);
       drawing.fill(own);

@@ -112,22 +112,25 @@ export function numbersOf(view) {
   return { rows, largest, least: view.step.name === "weights" && least < largest ? least : 0 };
 }
 
-// The type for cells of so many pixels, and how many digits there is room for; null: for no number.
+// The largest type of cells of so many pixels in which −0.00 has room, and for how many digits there is
+// room then; null: for no number.
 export function typeOf(u, tall) {
-  const size = Math.max(9, Math.min(13, Math.floor(u / 2.75), Math.floor(tall * 0.62)));
-  const room = (u - 2) / widthOf("0", size);
-  return room < 3 || tall < 13 ? null : { size, room };
+  const size = Math.max(9, Math.min(13, Math.floor(tall * 0.62), (10 * (u - 4)) / widthOf("−0.00", 10)));
+  const [digit, minus] = ["0", "−"].map((text) => widthOf(text, size));
+  const room = (u - 3) / digit;
+  return room < 3 || tall < 13 ? null : { size, room, minus: minus / digit };
 }
 
-const lengthOf = (text) => text.length - (text.match(/[.,]/g)?.length ?? 0) / 2;
+const lengthOf = (text, minus) =>
+  text.length - (text.match(/[.,]/g)?.length ?? 0) / 2 + (text.includes("−") ? minus - 1 : 0);
 
 // A number with as many decimals as there is room for, at most those that a reader asked for.
-export function figure(value, { room }, signed) {
+export function figure(value, { room, minus }, signed) {
   if (!Number.isFinite(value)) return formatNumber(value);
-  const most = Math.floor(room - 1.5 - (signed ? 1 : 0));
+  const most = Math.floor(room - 1.5 - (signed ? minus : 0));
   for (let digits = Math.min(state.digits, Math.max(most, 0)); digits >= 0; digits--) {
     const text = inDigits(value, digits).replace("e+", "e");
-    if (lengthOf(text) <= room) return text;
+    if (lengthOf(text, minus) <= room) return text;
   }
   return value.toExponential(0).replace("-", "−").replace("e+", "e");
 }

@@ -111,7 +111,7 @@ function first() {
   return best && { step: view.step.name, index: best.index };
 }
 
-// The sum is right of its number, or below it, where its factors are on the other sides; of five places
+// The sum is right of its number, or below it, where its factors are on the other sides; of six places
 // it takes the one that covers least of these, and of what can be switched.
 function placeWhy() {
   const at = state.cell && placeOf(state.cell);
@@ -132,16 +132,19 @@ function placeWhy() {
     [inside(here.x - width - 10), level],
     [inside(here.x), Math.max(4, here.y - height - 8)],
     [inside(here.x - width - 10), under],
+    [inside(here.x - width - 10), Math.max(4, here.y - height - 8)],
   ];
   const origin = sheet.getBoundingClientRect();
-  const taken = [...overlay.children, ...sheet.querySelectorAll(".what-if, .chips")].map((one) => one.getBoundingClientRect());
+  const taken = [...overlay.children, ...sheet.querySelectorAll(".what-if, .steps-between")];
   const covered = ([x, y]) =>
     Math.max(0, x + width - right) * height +
-    Math.max(0, y + height - stage.scrollTop - innerHeight + 50) * width * 0.3 +
-    taken.reduce((sum, box) => {
+    Math.max(0, y + height - stage.scrollTop - innerHeight + 50) * width +
+    taken.reduce((sum, one) => {
+      const box = one.getBoundingClientRect();
+      const worth = one.parentNode === overlay ? 4 : 1;
       const [l, t] = [box.left - origin.left, box.top - origin.top];
       const wide = Math.min(x + width, l + box.width) - Math.max(x, l);
-      return sum + Math.max(0, wide) * Math.max(0, Math.min(y + height, t + box.height) - Math.max(y, t));
+      return sum + worth * Math.max(0, wide) * Math.max(0, Math.min(y + height, t + box.height) - Math.max(y, t));
     }, 0);
   const [x, y] = choices.reduce((best, one) => (covered(one) < covered(best) ? one : best));
   why.style.cssText = `left:${x}px;top:${y}px`;
