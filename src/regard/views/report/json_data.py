@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import astuple
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from regard.compute.visibility import (
     AnyOf,
     Block,
     Boolean,
-    Combined,
     LeftOut,
     Mask,
     Not,
@@ -226,7 +225,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
             }
             for batch, head in layer.exact
         },
-        "aside": list(arrangement(shown).aside),
+        "aside": list(story.by_products(shown)),
         **({"shared": _shared(explanation)} if has_gradients(shown) else {}),
         "countable": countable(shown),
         "scaleWords": scale_words(shown) if layer.exact else "",
@@ -294,37 +293,6 @@ def _overview(data: Data, head: Head, plan: Plan) -> dict[str, Any]:
     }
 
 
-class Arrangement(NamedTuple):
-    """Where the steps of an explanation are shown."""
-
-    sections: dict[str, tuple[str, ...]]  # under their headings, gradients apart
-    beside: dict[str, str]  # for each gradient the step that it is shown beside
-    aside: tuple[str, ...]  # the steps that no heading names
-
-
-def arrangement(explanation: Trace) -> Arrangement:
-    """Where the steps are shown; a table of yes and no was given, so it is in a section."""
-    by_products = story.by_products(explanation)
-    beside: dict[str, str] = {}
-    for name, step in explanation.source.steps.items():
-        if step.of:
-            beside[name] = step.of
-        elif step.phase == "backward" and name not in by_products:  # δ: with the gradient before
-            beside[name] = [*beside.values()][-1]
-    sections = {
-        title: kept
-        for title, steps in story.outline(explanation).items()
-        if (kept := tuple(name for name in steps if name not in beside))
-    }
-    if _has_table(explanation.source.rules):
-        title = next(title for title, steps in sections.items() if "masked" in steps)
-        at = sections[title].index("masked")
-        sections[title] = (*sections[title][:at], "visible", *sections[title][at:])
-    named = {*beside}.union(*sections.values())
-    aside = tuple(name for name in by_products if name not in named)
-    return Arrangement(sections, beside, aside)
-
-
 def _expectations(data: Data, explanation: Trace) -> list[dict[str, Any]]:
     """What should come out, and the sentence for when it does."""
     found: list[dict[str, Any]] = []
@@ -349,16 +317,6 @@ def _expectations(data: Data, explanation: Trace) -> list[dict[str, Any]]:
 
 
 # --- rules ---------------------------------------------------------------------------------------
-
-
-def _has_table(rule: Mask | None) -> bool:
-    """Whether one of the rules is a table of yes and no, whose cells can be changed."""
-    match rule:
-        case Boolean():
-            return True
-        case Combined(parts):
-            return any(map(_has_table, parts))
-    return False
 
 
 def _without_bias(rule: Mask | None) -> Mask | None:
