@@ -23,6 +23,7 @@ from regard.compute.visibility import (
     AnyOf,
     Block,
     Boolean,
+    Combined,
     LeftOut,
     Mask,
     Not,
@@ -225,7 +226,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
             }
             for batch, head in layer.exact
         },
-        "aside": list(story.by_products(shown)),
+        "aside": _aside(shown),
         **({"shared": _shared(explanation)} if has_gradients(shown) else {}),
         "countable": countable(shown),
         "scaleWords": scale_words(shown) if layer.exact else "",
@@ -235,6 +236,12 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
             for batch, head in (layer.every if plan.overview else ())
         },
     }
+
+
+def _aside(explanation: Trace) -> list[str]:
+    """The steps that a reader is not led to; a mask that was given is none of them."""
+    given = {"visible"} if _has_table(explanation.source.rules) else set()
+    return [name for name in story.by_products(explanation) if name not in given]
 
 
 def _shared(explanation: Trace) -> dict[str, str]:
@@ -317,6 +324,16 @@ def _expectations(data: Data, explanation: Trace) -> list[dict[str, Any]]:
 
 
 # --- rules ---------------------------------------------------------------------------------------
+
+
+def _has_table(rule: Mask | None) -> bool:
+    """Whether one of the rules is a table of yes and no, whose cells can be changed."""
+    match rule:
+        case Boolean():
+            return True
+        case Combined(parts):
+            return any(map(_has_table, parts))
+    return False
 
 
 def _without_bias(rule: Mask | None) -> Mask | None:

@@ -29,10 +29,10 @@ from regard.views import story
 from regard.views.head_view import Head
 from regard.views.report.json_data import Data, page_data
 from regard.views.report.plan import Plan, make_plan, without_numbers
-from regard.views.report.summary import checks, said
+from regard.views.report.summary import checks, said, summary
 from regard.views.report.tables import is_printed, printed
 from regard.views.report.whatif import has_gradients
-from regard.views.step_words import sentences
+from regard.views.step_words import SPREAD, sentences
 
 # Up to so many given numbers, a page says where the first NaN or infinity is.
 SEARCHED = 100_000
@@ -149,9 +149,11 @@ def _parting(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any] |
 
 
 def _tables(head: Head, digits: int) -> str:
-    """The printed tables of one head."""
+    """The printed tables of one head, and its statistics."""
     steps = [_step(head, name, digits) for name in head.explanation.steps]
-    text: str = template("report/tables.html.j2").render(steps=steps)
+    text: str = template("report/tables.html.j2").render(
+        steps=steps, summary=summary(head, digits), spread=SPREAD
+    )
     return text
 
 
@@ -194,7 +196,8 @@ def _style(gradients: bool) -> str:
     names = ("style", "picture", *("gradients",) * gradients)
     whole = "".join(asset(f"report/{name}.css") for name in names)
     whole = re.sub(r"/\*.*?\*/|^\s+", "", whole, flags=re.DOTALL | re.MULTILINE)
-    return re.sub(r"\s*([{;,])\s*", r"\1", whole)
+    whole = re.sub(r"\s*([{;,])\s*|(:)\s+", r"\1\2", whole)
+    return whole.replace(";}", "}")
 
 
 @cache

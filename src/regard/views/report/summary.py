@@ -1,7 +1,7 @@
-"""Whether the problem's expectations come out, and what the scale does.
+"""The statistics of a head, and whether the problem's expectations come out.
 
-`figures.js` and `summary.js` say the same of what a reader changed. Must not know HTML, nor how a
-statistic is made.
+Owns what a reader without JavaScript sees of these; `figures.js` and `summary.js` say the same of
+what a reader changed. Must not know HTML, nor how a statistic is made.
 """
 
 from __future__ import annotations
@@ -14,16 +14,33 @@ import numpy as np
 from regard.errors import LabelError, OptionError, ShapeError, safe_text
 from regard.explanation import questions
 from regard.explanation.notation import exactly, format_number
-from regard.explanation.questions import Mismatch
+from regard.explanation.questions import Mismatch, StepStatistics
 from regard.explanation.trace import Trace
+from regard.views.head_view import Head
+from regard.views.report.tables import Printed, figures, is_printed
 from regard.views.step_words import why_the_scale
 
 if TYPE_CHECKING:
     from regard.problems.parts import Expectation
 
+OF_STEPS = ("mean", "variance", "min", "max", "cells")
+OF_ROWS = ("entropy", "effective keys", "largest weight")
 MOST_SCORES = 2**20  # of a head that has statistics
+EXCERPT = 8  # rows of weights, where there are too many to be printed
 MOST_MISSED = 5  # numbers listed for one expectation that does not come out
 NAME_LENGTH = 80
+# What adding up many numbers may leave of them where the sum is 0.
+NOISE = 2.0**-45
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The statistics of one head."""
+
+    steps: Printed
+    rows: Printed
+    rows_left: int
+    words: str
 
 
 @dataclass(frozen=True)
@@ -34,6 +51,38 @@ class Check:
     right: str
     wrong: tuple[str, ...]
     fits: bool  # whether there is such a step, of that shape
+
+
+def summary(head: Head, digits: int) -> Summary | None:
+    """Statistics of each step of a head and of its rows of weights; None where that takes long."""
+    explanation = head.explanation
+    if not countable(explanation):
+        return None
+    found = questions.statistics(explanation, head.number, head.batch)
+    weights = explanation.steps["weights"]
+    keys = found.rows.largest_key.reshape(-1)
+    shown = len(keys) if is_printed((len(keys), 1)) else EXCERPT
+    rows = np.column_stack(
+        [found.rows.entropy.flat, found.rows.effective_keys.flat, found.rows.largest_weight.flat]
+    )
+    names = explanation.names.along("S")
+    steps = [_without_noise(one) for one in found.steps.values()]
+    best = tuple(names[key] if key >= 0 else "" for key in keys[:shown].tolist())
+    labels = weights.row_labels[:shown]
+    return Summary(
+        figures(OF_STEPS, tuple(found.steps), steps, digits),
+        figures(OF_ROWS, labels, rows[:shown].tolist(), digits, notes=best),
+        len(keys) - shown,
+        scale_words(explanation),
+    )
+
+
+def _without_noise(one: StepStatistics) -> list[float]:
+    """The statistics of a step; a mean or a variance that is only rounding is shown as 0."""
+    noise = max(abs(one.minimum), abs(one.maximum)) * NOISE
+    mean = 0.0 if abs(one.mean) < noise else one.mean
+    variance = 0.0 if one.variance < noise * noise else one.variance
+    return [mean, variance, one.minimum, one.maximum, float(one.cells)]
 
 
 def countable(explanation: Trace) -> bool:

@@ -92,6 +92,18 @@ def _labels(labels: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(safe_text(label, LABEL_LENGTH) for label in labels)
 
 
+def figures(
+    headers: tuple[str, ...],
+    labels: tuple[str, ...],
+    rows: Sequence[Sequence[float]],
+    digits: int,
+    notes: tuple[str, ...] = (),
+) -> Printed:
+    """A plain table of numbers, without shades."""
+    cells = tuple(map(tuple, shaded(rows, 0, digits)))
+    return Printed(headers, _labels(labels), cells, _labels(notes))
+
+
 def _cell(
     table: Table, row: int, column: int, value: float, largest: float, digits: int
 ) -> PrintedCell:
