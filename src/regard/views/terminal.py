@@ -1,7 +1,7 @@
 """An explanation in a terminal: labelled tables, shaded cells, derivations, with rich.
 
 Owns what is printed, and in which order: the words come from `story`, the numbers and formulas from
-the explanation, and `sheet` lays them out.
+the explanation, the overview of the steps from `picture`, and `terminal_layout` lays them out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import astuple
 from itertools import groupby
 
 import numpy as np
+from rich.cells import cell_len
 from rich.console import Console
 
 from regard.errors import safe_text
@@ -25,6 +26,7 @@ from regard.explanation.trace import READING_NOTE, Trace
 from regard.textbook.operations import OPERATIONS
 from regard.views import story
 from regard.views.head_view import Head
+from regard.views.picture import picture
 from regard.views.step_words import EFFECTIVE_KEYS, sentences, significant, why_the_scale
 from regard.views.terminal_layout import ALARM, FAINT, STRONG, Cell, Layout
 from regard.views.walk import PATH_NOTE, off_path, walk
@@ -53,6 +55,7 @@ def print_explanation(
             page.gap()
             _print_step(own, page, name)
         return
+    _print_picture(explanation, page)
     for title, names in story.outline(explanation).items():
         page.section(title)
         for position, name in enumerate(names):
@@ -191,6 +194,29 @@ def _print_head_line(explanation: Trace, page: Layout, head: int | None, *, whol
         sentence, first_cell = found
         shared = heads // explanation.source.sizes.get("G", 1)
         page.say(f"{sentence} See why: --why {_why_arguments(first_cell, shared)}", ALARM)
+
+
+def _print_picture(explanation: Trace, page: Layout) -> None:
+    """The symbols of the steps where the page has their tables, if the lines are wide enough."""
+    if "scores" not in explanation.steps:
+        return  # a whole model has no picture yet
+    page.gap()
+    page.say("A number is made of the row left of it and the column above it:")
+    for group in picture(explanation.source.steps.values()).wide:
+        cells = {}
+        for one in group:
+            symbol = explanation.steps[one.step].symbol
+            cells[one.row, one.column] = page.spelled(f"{symbol}ᵀ" if one.turned else symbol)
+            if one.source:  # what lies between has a column of its own
+                cells[one.row, one.column - 1] = page.spelled("→")
+        rows, columns = ([*range(min(side), max(side) + 1)] for side in zip(*cells, strict=True))
+        widths = [max(cell_len(cells.get((row, k), "")) for row in rows) for k in columns]
+        if sum(widths) + 3 * len(widths) <= page.width:
+            page.gap()
+            for row in rows:
+                texts = [cells.get((row, k), "") for k in columns]
+                padded = [" " * (w - cell_len(t)) + t for t, w in zip(texts, widths, strict=True)]
+                page.line(("  " + "   ".join(padded)).rstrip())
 
 
 def _print_step(own: Head, page: Layout, name: str) -> None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import astuple
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -226,7 +226,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
             }
             for batch, head in layer.exact
         },
-        "aside": list(arrangement(shown).aside),
+        "aside": _aside(shown),
         **({"shared": _shared(explanation)} if has_gradients(shown) else {}),
         "countable": countable(shown),
         "scaleWords": scale_words(shown) if layer.exact else "",
@@ -236,6 +236,12 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
             for batch, head in (layer.every if plan.overview else ())
         },
     }
+
+
+def _aside(explanation: Trace) -> list[str]:
+    """The steps that a reader is not led to; a mask that was given is none of them."""
+    given = {"visible"} if _has_table(explanation.source.rules) else set()
+    return [name for name in story.by_products(explanation) if name not in given]
 
 
 def _shared(explanation: Trace) -> dict[str, str]:
@@ -292,37 +298,6 @@ def _overview(data: Data, head: Head, plan: Plan) -> dict[str, Any]:
         "shares": data.short(found.shares, "f2"),
         "each": found.keys.shape[1],
     }
-
-
-class Arrangement(NamedTuple):
-    """Where the steps of an explanation are shown."""
-
-    sections: dict[str, tuple[str, ...]]  # under their headings, gradients apart
-    beside: dict[str, str]  # for each gradient the step that it is shown beside
-    aside: tuple[str, ...]  # the steps that no heading names
-
-
-def arrangement(explanation: Trace) -> Arrangement:
-    """Where the steps are shown; a table of yes and no was given, so it is in a section."""
-    by_products = story.by_products(explanation)
-    beside: dict[str, str] = {}
-    for name, step in explanation.source.steps.items():
-        if step.of:
-            beside[name] = step.of
-        elif step.phase == "backward" and name not in by_products:  # δ: with the gradient before
-            beside[name] = [*beside.values()][-1]
-    sections = {
-        title: kept
-        for title, steps in story.outline(explanation).items()
-        if (kept := tuple(name for name in steps if name not in beside))
-    }
-    if _has_table(explanation.source.rules):
-        title = next(title for title, steps in sections.items() if "masked" in steps)
-        at = sections[title].index("masked")
-        sections[title] = (*sections[title][:at], "visible", *sections[title][at:])
-    named = {*beside}.union(*sections.values())
-    aside = tuple(name for name in by_products if name not in named)
-    return Arrangement(sections, beside, aside)
 
 
 def _expectations(data: Data, explanation: Trace) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from regard.explanation.step import ExplainedStep
 from regard.explanation.trace import READING_NOTE, Trace
 from regard.views import story
 from regard.views.head_view import Head
-from regard.views.report.json_data import Data, arrangement, page_data
+from regard.views.report.json_data import Data, page_data
 from regard.views.report.plan import Plan, make_plan, without_numbers
 from regard.views.report.summary import checks, said, summary
 from regard.views.report.tables import is_printed, printed
@@ -150,8 +150,9 @@ def _parting(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any] |
 
 def _tables(head: Head, digits: int) -> str:
     """The printed tables of one head, and its statistics."""
+    steps = [_step(head, name, digits) for name in head.explanation.steps]
     text: str = template("report/tables.html.j2").render(
-        sections=_sections(head, digits), summary=summary(head, digits), spread=SPREAD
+        steps=steps, summary=summary(head, digits), spread=SPREAD
     )
     return text
 
@@ -195,8 +196,8 @@ def _style(gradients: bool) -> str:
     names = ("style", "picture", *("gradients",) * gradients)
     whole = "".join(asset(f"report/{name}.css") for name in names)
     whole = re.sub(r"/\*.*?\*/|^\s+", "", whole, flags=re.DOTALL | re.MULTILINE)
-    whole = re.sub(r"\s*([{;,])\s*", r"\1", whole)
-    return re.sub(r"(?<=[a-z]): ", ":", re.sub(r";?}\s*", "}", whole))
+    whole = re.sub(r"\s*([{;,])\s*|(:)\s+", r"\1\2", whole)
+    return whole.replace(";}", "}")
 
 
 @cache
@@ -311,23 +312,6 @@ def _indices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return list(np.ndindex(*shape))
 
 
-def _sections(head: Head, digits: int) -> list[dict[str, Any]]:
-    """The steps of a head under their headings, each with its gradient; by-products at the end."""
-    sections, gradients, others = arrangement(head.explanation)
-    shown = [*sections.items(), *([("", others)] if others else [])]
-    return [
-        {
-            "title": title,
-            "steps": [
-                _step(head, one, digits)
-                for name in names
-                for one in (name, *(g for g in gradients if gradients[g] == name))
-            ],
-        }
-        for title, names in shown
-    ]
-
-
 def _checks(explanation: Trace) -> dict[str, Any] | None:
     """What the problem expects of the first layer, and whether it came out."""
     found = checks(explanation)
@@ -350,7 +334,6 @@ def _step(head: Head, name: str, digits: int) -> dict[str, Any]:
         "formula": "given" if step.given and name != "width" else step.formula,
         "words": sentences(head, name),
         "printed": printed(head, name, digits),
-        "small": is_printed(head.shape(name)),
         "size": _size(step, head.shape(name)),
     }
 

@@ -80,6 +80,13 @@ def printed(head: Head, step: str, digits: int) -> Printed:
     )
 
 
+def turned(one: Printed) -> Printed:
+    """The same table with its rows as columns."""
+    cells = [[cell._replace(pad="") for cell in column] for column in zip(*one.rows, strict=True)]
+    left = one.columns_left, one.rows_left
+    return Printed(one.labels, one.headers, tuple(map(tuple, _aligned(cells))), (), *left)
+
+
 @lru_cache(maxsize=256)
 def _labels(labels: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(safe_text(label, LABEL_LENGTH) for label in labels)

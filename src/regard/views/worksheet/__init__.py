@@ -1,14 +1,16 @@
-"""A worksheet: the steps of an attention as tables to fill in by hand, and a page of answers.
+"""A worksheet: the crosses of the picture as tables to fill in by hand, and a page of answers.
 
-`write` makes the file, `html` the text of one. What is blank follows from the declared steps: all
-that is computed. Must not know what a step means.
+`write` makes the file, `html` the text of one. Where a table is, and which
+steps are on the way to it, `views/picture.py` says; what is blank follows from the declared steps:
+all that is computed. Must not know what a step means.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from markupsafe import Markup
 
@@ -16,8 +18,9 @@ from regard.errors import DtypeError, OptionError, safe_text
 from regard.explanation.trace import Trace
 from regard.views import report, story
 from regard.views.head_view import Head, heads
+from regard.views.picture import Station, picture
 from regard.views.report.page import asset, policy, template
-from regard.views.report.tables import Printed, printed
+from regard.views.report.tables import Printed, printed, turned
 from regard.views.step_words import sentences
 
 __all__ = ["html", "write"]
@@ -29,22 +32,39 @@ MOST = 12
 
 @dataclass(frozen=True)
 class Blank:
-    """One step: what to do, the table to fill in (or what is given), and the answer."""
+    """One step: the table to fill in (or what is given), the answer, and where it is in a cross."""
 
     name: str
     symbol: str
     formula: str
-    words: str
+    words: str  # what to do
     printed: Printed
     answer: Printed | None
+    place: str = ""
+    again: bool = False
 
 
 @dataclass(frozen=True)
 class Section:
-    """Steps that belong together, of one head where there are several."""
+    """A result with the steps on the way to it, of one head where there are several."""
 
     title: str
     steps: tuple[Blank, ...]
+    cross: tuple[Blank, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many columns the cross has."""
+        places = {one.place.split()[0]: 0 for one in self.cross}
+        for one in self.cross:
+            column = one.place.split()[0]
+            places[column] = max(places[column], len(one.printed.rows[0]))
+        return sum(places.values())
+
+    @property
+    def own(self) -> list[Blank]:
+        """The tables that are here first."""
+        return [one for one in (*self.steps, *self.cross) if not one.again]
 
 
 def write(
@@ -83,16 +103,39 @@ def html(explanation: Trace, *, digits: int = DIGITS, gradients: bool = False) -
 
 def _sections(explanation: Trace, digits: int, gradients: bool) -> Iterator[Section]:
     several = (explanation.heads or 1) * len([*heads(explanation)]) > 1
+    shown = story.outline(explanation)
+    named = {name for names in shown.values() for name in names}
+    order = list(explanation.steps)
+    groups = picture(explanation.source.steps.values()).narrow
     for count, head in enumerate(heads(explanation)):
-        for title, names in story.outline(explanation).items():
-            if title in story.HEADINGS.values() and not gradients:
+        where = f": {_place(explanation, head)}" if several else ""
+        first = partial(_is_of_head, explanation) if count else bool  # all heads share the others
+        for group in groups:
+            if not any(first(one.step) for one in group if not one.copy):
                 continue
-            # What all heads share is on the sheet once.
-            own = [name for name in names if not count or _is_of_head(explanation, name)]
+            inside = [name for one in group for name in one.inside if name in named and first(name)]
+            steps = tuple(_step(head, name, digits) for name in inside)
+            top = min(one.row for one in group)
+            there = sorted(group, key=lambda one: order.index(one.step))
+            cross = tuple(_station(head, one, top, digits, first) for one in there)
+            yield Section(f"{group[0].step}{where}", steps, cross)
+        for title in story.HEADINGS.values() if gradients else ():
+            own = [name for name in shown.get(title, ()) if first(name)]
             if own:
-                where = f": {_place(explanation, head)}" if several else ""
-                steps = tuple(_step(head, name, digits) for name in own)
-                yield Section(f"{title}{where}", steps)
+                yield Section(f"{title}{where}", tuple(_step(head, one, digits) for one in own))
+
+
+def _station(
+    head: Head, one: Station, top: int, digits: int, first: Callable[[str], bool]
+) -> Blank:
+    """A table in its place, turned if its rows are columns there."""
+    made = _step(head, one.step, digits)
+    if one.turned:
+        made = replace(
+            made, printed=turned(made.printed), answer=made.answer and turned(made.answer)
+        )
+    place = f"c{one.column + 1} r{one.row - top + 1}"
+    return replace(made, place=place, again=one.copy or not first(one.step))
 
 
 def _is_of_head(explanation: Trace, name: str) -> bool:
