@@ -55,7 +55,7 @@ def diagnose(
     """Find the mistake in an attention function: exit code 0 right, 1 mistaken, 2 not run."""
     from regard.diagnosis.choice import choose
     from regard.diagnosis.isolation import diagnose_target
-    from regard.diagnosis.reading.target import files_of
+    from regard.diagnosis.process.target import files_of
 
     target, chosen = choose(target)
     if html is None:

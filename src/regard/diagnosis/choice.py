@@ -14,7 +14,7 @@ from typing import NamedTuple
 from regard.boundary.files import about, read_file
 from regard.diagnosis.reading.parameter_names import role_of
 from regard.diagnosis.reading.signature import ARRAYS, Parameter, with_roles
-from regard.diagnosis.reading.target import MAX_BYTES, code_cells, is_file
+from regard.diagnosis.process.target import MAX_BYTES, code_cells, is_file
 from regard.errors import OptionError, ProblemError, safe_text
 
 MOST = 8  # functions that a message lists

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from regard.diagnosis.calls.gradient_probe import GradientProbe
-from regard.diagnosis.calls.probe import Probe
+from regard.diagnosis.gradient_probe import GradientProbe
+from regard.diagnosis.probe import Probe
 from regard.diagnosis.mistakes import (
     blocks,
     calls,

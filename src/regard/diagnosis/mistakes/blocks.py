@@ -8,8 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import Probe, Values, Variant
-from regard.diagnosis.forms.packing import PAGE
+from regard.diagnosis.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Replacement,
@@ -20,6 +19,7 @@ from regard.diagnosis.mistakes.entry import (
     replacing,
 )
 
+PAGE = 5  # tokens in a page: a short text has one, a long one many
 RESCALE = (
     "m_new = np.maximum(m, s.max(-1, keepdims=True)); p = np.exp(s - m_new); a = np.exp(m - m_new)"
     "; z = a * z + p.sum(-1, keepdims=True); out = a * out + p @ v; m = m_new  # at last out / z",

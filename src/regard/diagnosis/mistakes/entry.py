@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import EVERY_RULE, Probe, Rule, Values, Variant
+from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant
 
 Family = Literal[
     "one head",

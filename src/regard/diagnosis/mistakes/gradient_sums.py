@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import Probe, Rule, Values, Variant
+from regard.diagnosis.probe import Probe, Rule, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Replacement,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import Probe, Values, Variant
+from regard.diagnosis.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes import gradient_sums
 from regard.diagnosis.mistakes.entry import (
     Entries,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import Probe, Variant, labels_of
+from regard.diagnosis.probe import Probe, Variant, labels_of
 from regard.diagnosis.mistakes.entry import (
     NINES,
     Entries,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import Probe, Values, Variant
+from regard.diagnosis.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Replacement,

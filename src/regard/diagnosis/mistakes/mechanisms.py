@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import Probe, Values
+from regard.diagnosis.probe import Probe, Values
 from regard.diagnosis.mistakes.entry import (
     Mistake,
     Replacement,

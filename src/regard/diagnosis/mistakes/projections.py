@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import Probe, Values, Variant
+from regard.diagnosis.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Replacement,

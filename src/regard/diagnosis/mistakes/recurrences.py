@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import Probe, Values, Variant
+from regard.diagnosis.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import Mistake, heads_of
 
 SIZES = (1, 2, 4, 8, 16, 3, 5, 32, 64)  # of chunks, in tokens

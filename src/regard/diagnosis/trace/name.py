@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import Probe, Variant, evaluate
+from regard.diagnosis.probe import Probe, Variant, evaluate
 from regard.diagnosis.mistakes import catalogue_of
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.trace.substitute import Substitute
