@@ -12,7 +12,7 @@ import regard
 from regard import OptionError, ShapeError
 from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.probe import RIGHT, UNITS
-from regard.diagnosis.calls.probes import ready_probe
+from regard.diagnosis.probes import ready_probe
 from regard.diagnosis.mistakes import catalogue_of
 from regard.scores import Additive, Cosine, General
 

@@ -25,8 +25,8 @@ from regard.textbook.steps import LETTERS, Ref, Step, textbook
 
 Values = Mapping[str, "Array"]
 _Computation = Callable[["Values", "Probe"], Array]
-Rule = Literal["mask", "causal", "window"]
-EVERY_RULE: tuple[Rule, ...] = ("mask", "causal", "window")
+Rule = Literal["mask", "key mask", "causal", "window"]
+EVERY_RULE: tuple[Rule, ...] = ("mask", "key mask", "causal", "window")
 
 # Half the distance from 1 to the next number.
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -55,6 +55,9 @@ class Probe:
     causal: bool = False
     offset: int = 0
     window: int | None = None  # how many keys a row sees, itself included
+    # What each rule keeps, (B, H, L, S), where a problem tells them apart.
+    rules: Mapping[str, Array] | None = None
+    sides: tuple[int, int] = (0, 0)  # how many keys a window has on the left and on the right
     chunks: tuple[int, ...] = ()  # how many tokens at a time a cache is fed
     scale: float | None = None
     rank: int = 4  # of the arrays that the function gets
@@ -129,6 +132,8 @@ class Probe:
     @property
     def has_rules(self) -> bool:
         """Whether a rule may hide keys."""
+        if self.rules is not None:
+            return bool(self.rules)
         return self.keep is not None or self.causal or self.window is not None
 
     def rule(self, name: Rule) -> Array:
@@ -137,7 +142,9 @@ class Probe:
         row = np.arange(size["L"])[:, None] + self.offset
         key = np.arange(size["S"])
         kept: Array = np.ones((size["L"], size["S"]), bool)
-        if name == "mask" and self.keep is not None:
+        if self.rules is not None:
+            kept = self.rules.get(name, kept)
+        elif name == "mask" and self.keep is not None:
             kept = self.keep
         elif name == "causal" and self.causal:
             kept = key <= row

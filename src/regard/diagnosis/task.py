@@ -334,6 +334,12 @@ class Task:
             return self.given.offset
         return keys - rows if self.reading.aligned == "end" else 0
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """How many keys a window has on the left and on the right."""
+        left, right = self.given.window  # one number alone is for both sides
+        return left, 0 if self.is_causal else right if WHOLE_WINDOW in self.reads else left
+
     @cached_property
     def rules(self) -> dict[str, Array]:
         """What each rule lets a query see, (B, H, L, S), by its name."""
@@ -342,10 +348,8 @@ class Task:
         found: dict[str, Array] = {}
         if self.is_causal:
             found["causal"] = Causal().visible(rows, keys, offset=self.offset)
-        if "window" in reads:  # one number alone is for both sides
-            left, right = given.window
-            right = 0 if self.is_causal else right if WHOLE_WINDOW in reads else left
-            found["window"] = Window(left, right).visible(rows, keys, offset=self.offset)
+        if "window" in reads:
+            found["window"] = Window(*self.sides).visible(rows, keys, offset=self.offset)
         if reads & {"lengths", "key_mask"}:
             found["key mask"] = (np.arange(keys) < given.lengths[:, None])[:, None, None]
         if "mask" in reads:
@@ -365,7 +369,9 @@ class Task:
         about: dict[str, Any] = dict(
             heads=heads,
             groups=1 if given.is_bare else given.sizes.key_heads,
-            keep=np.logical_and.reduce([*self.rules.values()]) if self.rules else None,
+            rules=self.rules,
+            offset=self.offset,
+            sides=self.sides,
             scale=given.scale if "scale" in self.reads else self.reading.scale,
         )
         inputs = self._inputs() | self._positions()

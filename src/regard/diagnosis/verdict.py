@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from regard.diagnosis.judge import Judgement
 from regard.diagnosis.lines import Told
-from regard.diagnosis.mistakes import EQUIVALENTS, all_mistakes
+from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.properties import only_with
 from regard.diagnosis.result import Departure, Finding, Line, Named, Outcome
 from regard.errors import safe_text
@@ -46,10 +46,9 @@ def named(name: str, departure: Departure | None = None) -> Named:
     """An entry of the catalogue, found in a function."""
     mistake = all_mistakes()[name]
     shared = ("name", "family", "severity", "title", "why", "numpy", "torch")
-    same_as = tuple(one.title for one in EQUIVALENTS if one.same_as == name)
     own = {each: getattr(mistake, each) for each in shared}
     step = departure.step if departure else ""
-    return Named(**own, step=step, same_as=same_as, in_catalogue=True)
+    return Named(**own, step=step, in_catalogue=True)
 
 
 def _summary(

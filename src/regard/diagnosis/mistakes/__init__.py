@@ -62,7 +62,6 @@ BY_DIGITS = (
 )
 BY_KIND = (numerics.INTEGERS_TRUNCATED, numerics.HALF_CONSTANT, *caps.SINK_GRADIENTS)
 EQUIVALENTS: tuple[Equivalent, ...] = (
-    *scores.EQUIVALENTS,
     *hiding.EQUIVALENTS,
     *numerics.EQUIVALENTS,
     *projections.EQUIVALENTS,
@@ -99,3 +98,13 @@ def all_mistakes() -> dict[str, Mistake]:
     of_built_in = (one for mistakes in OF_INPUT.values() for one in mistakes)
     every = (*linear.MISTAKES, *CATALOGUE, *of_built_in, *GRADIENTS, *FRAGILE, *BY_DIGITS, *BY_KIND)
     return {mistake.name: mistake for mistake in every}
+
+
+def every_mistake() -> tuple[Mistake, ...]:
+    """Those that replace a step, in the order in which they are tried."""
+    return tuple(one for one in all_mistakes().values() if one.code)
+
+
+def named(name: str) -> Mistake:
+    """The mistake of this name."""
+    return all_mistakes()[name]

@@ -13,6 +13,8 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant
+from regard.diagnosis.mistakes.programs import program_of
+from regard.diagnosis.mistakes.written import assignments, variants_of
 
 Family = Literal[
     "one head",
@@ -54,6 +56,38 @@ class Mistake:
     variants: Variants
     severity: Severity = "wrong"
     breaks: str = ""  # the ability of the extreme probes that show it, if only those do
+    code: str = ""  # the wrong line in an example
+    program: str = ""  # of the examples, in which that line is
+
+    @property
+    def replaced(self) -> dict[str, str]:
+        """The wrong expressions of its example, by what they take the place of."""
+        return dict(assignments(self.code))
+
+
+def written(
+    family: Family,
+    lines: Lines,
+    table: Mapping[str, tuple[str | Lines, ...]],
+    program: str = "",
+    severity: Severity = "wrong",
+) -> tuple[Mistake, ...]:
+    """The mistakes of a table, with what they share.
+
+    By name: title, why, the wrong line as people write it, each other way in which they do, and a
+    cure of its own at the end.
+    """
+    found = []
+    for name, (title, why, *codes) in table.items():
+        own = codes.pop() if isinstance(codes[-1], tuple) else lines
+        ways = tuple(way for code in codes for way in variants_of(code))
+        shown = program or program_of(frozenset(dict(assignments(codes[0]))))
+        found.append(
+            Mistake(
+                name, family, title, why, *own, ways, severity, code=codes[0], program=shown
+            )
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)

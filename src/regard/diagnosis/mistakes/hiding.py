@@ -27,6 +27,7 @@ from regard.diagnosis.mistakes.entry import (
     replacing,
     softmax,
     transposed,
+    written,
 )
 
 HIDE = (
@@ -370,67 +371,60 @@ MASKS: Entries = {
 }
 
 
-SMALL_BLOCK, BLOCKS = 4, (2, 3, 4, 8, 16, 32, 64, 128)
-
-
-def _restarting(block: int) -> Variants:
-    """Causal within blocks of queries, whose first one is taken for the first of all."""
-    with_offset = _causal(lambda row, key, probe: key <= (row + probe.offset) % block)
-    if block > SMALL_BLOCK:  # few queries of an early block are aligned with the first key
-        return with_offset
-    return (*_causal(lambda row, key, probe: key <= row % block), *with_offset)
-
-
-TRIANGLES: Entries = {
+TRIANGLES = {
     "causal_off_by_one": (
         "each query sees one key after its own",
         "The next token is what training predicts: the answer leaks.",
-        _causal(lambda row, key, probe: key <= row + probe.offset + 1),
+        "causal = j <= i + 1",
     ),
     "causal_hides_own_key": (
         "the diagonal is hidden: no query sees its own key",
         "triu(k=1) and tril(k=-1) differ by the diagonal. The first row sees nothing at all.",
-        (
-            *_causal(lambda row, key, probe: key <= row + probe.offset - 1),
-            *_own_key_hidden_by_adding(),
-        ),
+        "causal = j < i",
     ),
     "causal_reversed": (
         "each query sees the keys from its own on, instead of those up to it",
         "The triangle is the wrong one: the past is hidden and the future is read.",
-        _causal(lambda row, key, probe: key >= row + probe.offset),
+        "causal = j >= i",
     ),
     "causal_inverted": (
         "each query sees only the keys after its own",
         "triu(k=1) marks what to hide; here it marks what to keep.",
-        _causal(lambda row, key, probe: key > row + probe.offset),
+        "causal = j > i",
     ),
     "causal_aligned_at_start": (
         "with more keys than queries, the first query is aligned with the first key",
         "With a cache the last query belongs to the last key: new tokens now see only the oldest.",
-        _causal(lambda row, key, probe: key <= row),
+        "causal = j <= row",
     ),
     "causal_offset_reversed": (
         "with more keys than queries, the offset between the two has the wrong sign",
         "Query i belongs to key i + S − L, not to i + L − S: most rows see nothing at all.",
-        other_cells(_late, "causal", "window", given=lambda probe: probe.causal),
-    ),
-    "causal_aligned_at_end": (
-        "with more keys than queries, the last query is aligned with the last key",
-        "You asked for query 0 at key 0 (causal=start).",
-        _causal(lambda row, key, probe: key <= row + probe.sizes["S"] - probe.sizes["L"]),
+        "causal = j <= row - past",
     ),
     "causal_restarts_in_blocks": (
         "each block of queries takes its first one for the first of all",
         "The rows of a block begin at its start: the mask is key <= start + row.",
-        tuple(way for block in BLOCKS for way in _restarting(block)),
+        *(f"causal = j <= i % {n}" for n in (3, 2, 4, 8, 16, 32, 64, 128)),
+        *(f"causal = j <= row % {n}" for n in (3, 2, 4)),
         (
             "keep = j <= start + i[:, None]  # i counts the rows of the block that begins at start",
             "keep = j <= start + i[:, None]  # i counts the rows of the block that begins at start",
         ),
     ),
 }
-MISTAKES = (*mistakes("hiding", HIDE, MASKS), *mistakes("hiding", CAUSAL, TRIANGLES))
+FROM_THE_START = {
+    "causal_aligned_at_end": (
+        "with more keys than queries, the last query is aligned with the last key",
+        "You asked for query 0 at key 0 (causal=start).",
+        "causal = j <= row + S - L",
+    ),
+}
+MISTAKES = (
+    *mistakes("hiding", HIDE, MASKS),
+    *written("hiding", CAUSAL, TRIANGLES),
+    *written("hiding", CAUSAL, FROM_THE_START, "causal from the start"),
+)
 MASK_INVERTED = next(one for one in MISTAKES if one.name == "mask_inverted")
 MASK_ADDED = next(one for one in MISTAKES if one.name == "mask_added_as_ones")
 

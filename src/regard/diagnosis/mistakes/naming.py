@@ -1,0 +1,77 @@
+"""The name of a mistake, where what it puts in the place of a step explains what code has there.
+
+Must not know lines, nor how code is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.probe import Probe, Values, Variant, evaluate
+from regard.diagnosis.mistakes.entry import Mistake
+
+NEAR = 1e-5  # relative where a number is larger than 1
+MOST_VARIANTS = 6000
+
+
+def name(
+    probes: Sequence[Probe],
+    gives: Callable[[int, Values], bool],
+    there: Mapping[str, Array] | None = None,
+    right: Collection[str] = (),
+) -> Mistake | None:
+    """The mistake that explains the value of the code at its departing step, and all after it.
+
+    Parameters
+    ----------
+    probes : sequence of Probe
+        The problem on which code departs, and others that it answered.
+    gives : callable
+        Whether the code gave, on a problem by its number, what these values of the steps end in.
+    there : mapping, optional
+        What the code has for the departing steps, by name, where a value takes their place.
+    right : collection of str
+        The steps that the code has right, and that a mistake must not replace.
+    """
+    from regard.diagnosis.mistakes import every_mistake
+
+    probe, own = probes[0], there or {}
+    first: Mistake | None = None
+    for mistake, variant in islice(_possible(every_mistake(), probe, right), MOST_VARIANTS):
+        values = evaluate(probe, variant, probe.last_step)
+        exact = all(_alike(values[step], value) for step, value in own.items() if step in values)
+        if (first is not None and not exact) or not gives(0, values):
+            continue
+        if not all(
+            gives(number, evaluate(other, variant, other.last_step))
+            for number, other in enumerate(probes[1:], 1)
+        ):
+            continue
+        if exact:
+            return mistake
+        first = mistake
+    return first
+
+
+def _possible(
+    mistakes: Sequence[Mistake], probe: Probe, right: Collection[str]
+) -> Iterator[tuple[Mistake, Variant]]:
+    """The variants that replace a step of a probe, and none that is right."""
+    for mistake in mistakes:
+        for variant in mistake.variants:
+            if not variant.absent and not probe.has_rules:
+                continue  # nothing is hidden
+            own = variant.replaced.keys() & probe.declared.keys()
+            if own and own.isdisjoint(right):
+                yield mistake, variant
+
+
+def _alike(one: Array, other: Array) -> bool:
+    one, other = np.broadcast_arrays(np.asarray(one, float), np.asarray(other, float))
+    with np.errstate(invalid="ignore"):
+        near = np.abs(one - other) <= NEAR * np.maximum(1.0, np.abs(other))
+    return bool((near | (one == other) | (np.isnan(one) & np.isnan(other))).all())
