@@ -12,7 +12,7 @@ from regard.diagnosis.forms.weights import ORDER_SAID
 from regard.diagnosis.process.protocol import as_question, question_frame, receive
 from regard.diagnosis.reading.changed_text import Change, loses_a_result
 from regard.diagnosis.reading.rule_words import says_single
-from regard.diagnosis.reading.target import load
+from regard.diagnosis.process.target import load
 
 
 def names(thing):

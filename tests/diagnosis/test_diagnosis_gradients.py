@@ -7,9 +7,9 @@ import pytest
 
 import regard
 import wrong_gradients as wrong
-from regard.diagnosis.calls.gradient_probe import with_gradients
-from regard.diagnosis.calls.probe import RIGHT, UNITS
-from regard.diagnosis.calls.probes import projected_probes, ready_probes
+from regard.diagnosis.gradient_probe import with_gradients
+from regard.diagnosis.probe import RIGHT, UNITS
+from regard.diagnosis.probes import projected_probes, ready_probes
 from regard.diagnosis.mistakes import GRADIENTS
 from regard.errors import OptionError
 

@@ -9,7 +9,7 @@ import regard
 from regard.diagnosis.reading.mask_words import what_true_means
 from regard.diagnosis.reading.rule_words import where_causal_aligns
 from regard.diagnosis.reading.signature import Parameter
-from regard.diagnosis.reading.target import load
+from regard.diagnosis.process.target import load
 
 
 def softmax(scores, axis=-1):

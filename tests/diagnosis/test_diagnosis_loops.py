@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis.reading.target import load
+from regard.diagnosis.process.target import load
 
 
 def softmax(scores):

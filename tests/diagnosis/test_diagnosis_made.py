@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis.calls.probes import one_query_probes
+from regard.diagnosis.probes import one_query_probes
 
 
 def softmax(scores):

@@ -10,9 +10,9 @@ import pytest
 import mechanism_attentions as functions
 import regard
 from regard import OptionError, ShapeError
-from regard.diagnosis.calls.mechanism import as_mechanism
-from regard.diagnosis.calls.probe import RIGHT, UNITS
-from regard.diagnosis.calls.probes import ready_probe
+from regard.diagnosis.mechanism import as_mechanism
+from regard.diagnosis.probe import RIGHT, UNITS
+from regard.diagnosis.probes import ready_probe
 from regard.diagnosis.mistakes import catalogue_of
 from regard.scores import Additive, Cosine, General
 

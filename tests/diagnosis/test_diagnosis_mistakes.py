@@ -15,8 +15,8 @@ import regard
 import wrong_attentions as wrong
 import wrong_blocks
 import wrong_positions
-from regard.diagnosis.calls.probe import RIGHT, UNITS, Variant, evaluate
-from regard.diagnosis.calls.probes import projected_probes, ready_probes
+from regard.diagnosis.probe import RIGHT, UNITS, Variant, evaluate
+from regard.diagnosis.probes import projected_probes, ready_probes
 from regard.diagnosis.calls.under_test import _projected_probes, _with_values_apart
 from regard.diagnosis.judging.built_in import BuiltIn
 from regard.diagnosis.judging.examples import usual_check

@@ -7,7 +7,7 @@ import pytest
 
 import regard
 from regard.diagnosis.forms.assigned import columns_assigned
-from regard.diagnosis.reading.surroundings import Surroundings
+from regard.diagnosis.surroundings import Surroundings
 
 
 def softmax(scores):

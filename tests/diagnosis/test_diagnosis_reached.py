@@ -11,7 +11,7 @@ from tests.support.wrong_attentions import plain_softmax as softmax
 
 import regard
 from regard.diagnosis.reading.documented import length_of_any
-from regard.diagnosis.reading.target import load
+from regard.diagnosis.process.target import load
 
 
 def names(thing):

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from code_in_files import diagnosis_of
-from regard.diagnosis.reading.target import load
+from regard.diagnosis.process.target import load
 
 
 @pytest.fixture

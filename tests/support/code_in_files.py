@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import regard
-from regard.diagnosis.reading.target import load
+from regard.diagnosis.process.target import load
 
 BEGIN = """
 import numpy as np

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -18,9 +19,10 @@ from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
 from regard.compute.distances import slopes
 from regard.compute.rotary import turned
-from regard.diagnosis.calls.gradient_probe import OF_ALL_TEXTS, GradientProbe
-from regard.diagnosis.calls.probe import Probe
-from regard.diagnosis.reading.surroundings import Surroundings
+from regard.diagnosis.gradient_probe import OF_ALL_TEXTS, GradientProbe
+from regard.diagnosis.probe import Probe
+from regard.diagnosis.mechanism import Mechanism
+from regard.diagnosis.surroundings import Surroundings
 from regard.errors import safe_text
 from regard.masks import Causal, Window
 from regard.positions import Rotary
@@ -79,7 +81,7 @@ class Sizes:
     past: int = 3
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Given:
     """What is drawn for one problem: a value for every field, whether it is read or not.
 
@@ -93,6 +95,7 @@ class Given:
     asks: frozenset[str] = frozenset()
     seed: int = 0
     size: float = 1.0  # of queries, or of embeddings; large ones make scores that exp cannot take
+    mechanism: Mechanism | None = None  # that is meant, where it is not the plain one
 
     @cached_property
     def shape(self) -> tuple[int, int, int, int]:
@@ -372,6 +375,9 @@ class Task:
             scale=given.scale if "scale" in self.reads else self.reading.scale,
         )
         inputs = self._inputs() | self._positions()
+        if given.mechanism is not None:
+            about |= given.mechanism.of(given.shape[-1])
+            inputs |= about.pop("inputs")
         forward = Probe(given.name, "", inputs, **about)
         if not self.wanted:
             return forward
@@ -428,6 +434,14 @@ class Task:
         pairs = Rotary().frequencies_of(given.width, rows)
         order: Any = np.stack if reading.rotary == "pairs" else np.concatenate
         return {**found, "frequencies": order([-pairs, pairs], -1).ravel()}
+
+
+@lru_cache(maxsize=1024)
+def task_of(
+    given: Given, reads: frozenset[str], reading: Reading, wanted: tuple[str, ...]
+) -> Task:
+    """The same task for the same problem, whose steps are then computed once."""
+    return Task(given, reads, reading, wanted)
 
 
 SOFTCAP = 1.5

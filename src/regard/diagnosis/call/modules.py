@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard.diagnosis.call import table
-from regard.diagnosis.call.adapter import SHORT, Assumption, called
+from regard.diagnosis.call.adapter import SHORT, called
 from regard.diagnosis.call.asking import guarded
 from regard.diagnosis.call.search import Subject
 

@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import Probe, Values, Variant, evaluate
+from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 from regard.diagnosis.mistakes import REPLACING
 from regard.diagnosis.mistakes.entry import Mistake
 

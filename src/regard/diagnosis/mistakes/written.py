@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import EVERY_RULE, Probe, Rule, Values, Variant, turned
+from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant, turned
 from regard.diagnosis.mistakes.programs import HELPERS, PROGRAMS, Program, program_of
 
 Replacement = Callable[[Values, Probe], Any]

@@ -56,6 +56,19 @@ def in_force(thing: Any, code: Code, names: dict[str, Any]) -> Iterator[None]:
                 space.pop(name, None)
 
 
+def spans(thing: Any, code: Code) -> list[range]:
+    """The lines of each function of that code which is reached from a thing."""
+    own = (one.__code__ for one in _functions(thing) if one.__code__.co_filename == code.file)
+    return [
+        range(one.co_firstlineno, 1 + max(last for part in _codes(one) for last in _lines(part)))
+        for one in own
+    ]
+
+
+def _lines(code: CodeType) -> list[int]:
+    return [code.co_firstlineno, *(line for *_, line in code.co_lines() if line)]
+
+
 def _place(code: CodeType) -> tuple[str, int]:
     return code.co_name, code.co_firstlineno
 
@@ -74,6 +87,8 @@ def _functions(thing: Any) -> list[FunctionType]:
 def _reached(thing: Any) -> Iterator[FunctionType]:
     """A function, or those of a class or an object, and what they name of the same module."""
     waiting, seen = [thing], set()
+    if inspect.ismethod(thing):
+        waiting.append(type(thing.__self__))
     while waiting:
         one = _bare(waiting.pop(0))
         if id(one) in seen:

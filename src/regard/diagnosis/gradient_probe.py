@@ -13,11 +13,11 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
-from regard.diagnosis.calls.probe import SMALLEST_HALF, Probe, Values
-from regard.diagnosis.reading.signature import WEIGHTS
+from regard.diagnosis.probe import SMALLEST_HALF, Probe, Values
 from regard.textbook.gradients import backward
 from regard.textbook.steps import Step
 
+WEIGHTS = tuple(f"{kind}_{part}" for part in "qkvo" for kind in "Wb")
 # The inputs that have a gradient.
 INPUTS = ("queries", "keys", "values", "embeddings", "context", "sink")
 # Those that all texts share, each of which adds to their gradients.

@@ -18,7 +18,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
-from regard.diagnosis.reading.surroundings import Surroundings
+from regard.diagnosis.surroundings import Surroundings
 from regard.textbook.mechanisms import Declared
 from regard.textbook.operations import block_of
 from regard.textbook.steps import LETTERS, Ref, Step, textbook

@@ -1,0 +1,57 @@
+"""What several calls show together: equal calls that differ, changed arguments, where it is wrong.
+
+Must not know the textbook, nor any mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from regard.diagnosis.call.asking import Answer
+from regard.diagnosis.survey import WORDS
+from regard.diagnosis.task import Given, Task
+
+DIFFERS = "two equal calls give different results"
+
+
+def differs(first: Answer, again: Sequence[Answer]) -> bool:
+    """Whether the same problem has got other results: something is drawn, or kept."""
+    return not all(_same(first, one) for one in again)
+
+
+def _same(one: Answer, other: Answer) -> bool:
+    if one.arrays.keys() != other.arrays.keys():
+        return False
+    both = [(own, other.arrays[name]) for name, own in one.arrays.items()]
+    return all(np.array_equal(*pair, equal_nan=True) for pair in both)
+
+
+def changed(answers: Sequence[Answer]) -> str:
+    """That a function changes arrays that it is given, or ""."""
+    names = dict.fromkeys(name for answer in answers for name in answer.changed)
+    return f"it changes the arrays that it is given: {', '.join(names)}" if names else ""
+
+
+_SIZES: Mapping[str, Callable[[Given], bool]] = {
+    "several texts": lambda given: given.shape[0] > 1,
+    "several heads": lambda given: given.shape[1] > 1,
+    "fewer key heads than heads": lambda given: given.sizes.key_heads < given.sizes.heads,
+    "more keys than queries": lambda given: given.shape[3] > given.shape[2],
+    "values of another width": lambda given: given.sizes.value_width != given.sizes.width,
+}
+WHERE: Mapping[str, Callable[[Given], bool]] = _SIZES | {
+    word: lambda given, name=name: name in given.asks  # type: ignore[misc]
+    for name, word in WORDS.items()
+}
+
+
+def only_with(wrong: Sequence[Task], every: Sequence[Task]) -> str:
+    """What the problems with a wrong result have and no other has, or ""."""
+    own = {id(one) for one in wrong}
+    if 0 < len(wrong) < len(every):
+        for words, has in WHERE.items():
+            if all(has(one.given) == (id(one) in own) for one in every):
+                return words
+    return ""
