@@ -12,6 +12,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
+from regard.diagnosis.mistakes import REPLACING
 from regard.diagnosis.mistakes.entry import Mistake
 
 NEAR = 1e-5  # relative where a number is larger than 1
@@ -37,11 +38,9 @@ def name(
     right : collection of str
         The steps that the code has right, and that a mistake must not replace.
     """
-    from regard.diagnosis.mistakes import every_mistake
-
     probe, own = probes[0], there or {}
     first: Mistake | None = None
-    for mistake, variant in islice(_possible(every_mistake(), probe, right), MOST_VARIANTS):
+    for mistake, variant in islice(_possible(probe, right, own), MOST_VARIANTS):
         values = evaluate(probe, variant, probe.last_step)
         exact = all(_alike(values[step], value) for step, value in own.items() if step in values)
         if (first is not None and not exact) or not gives(0, values):
@@ -58,15 +57,16 @@ def name(
 
 
 def _possible(
-    mistakes: Sequence[Mistake], probe: Probe, right: Collection[str]
+    probe: Probe, right: Collection[str], there: Collection[str]
 ) -> Iterator[tuple[Mistake, Variant]]:
-    """The variants that replace a step of a probe, and none that is right."""
-    for mistake in mistakes:
+    """The variants that replace a step of a probe, none that is right, before code departs."""
+    last = max((probe.numbered[step] for step in there), default=len(probe.steps))
+    for mistake in REPLACING:
         for variant in mistake.variants:
             if not variant.absent and not probe.has_rules:
                 continue  # nothing is hidden
             own = variant.replaced.keys() & probe.declared.keys()
-            if own and own.isdisjoint(right):
+            if own and own.isdisjoint(right) and min(map(probe.numbered.get, own)) <= last:
                 yield mistake, variant
 
 

@@ -7,17 +7,17 @@ by their letters, and the names below. Must not know any single mistake.
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant, turned
-from regard.diagnosis.mistakes.programs import PRELUDE
+from regard.diagnosis.mistakes.programs import HELPERS, PROGRAMS, Program, program_of
 
 Replacement = Callable[[Values, Probe], Any]
 Variants = tuple[Variant, ...]
@@ -36,10 +36,17 @@ def variants_of(code: str) -> Variants:
     [['scaled'], ['scaled']]
     """
     found = dict(assignments(code))
+    program = PROGRAMS.get(program_of(frozenset(found)))
+    if program is not None and program.helper:
+        return tuple(_by_blocks(program, found))
     special = [target for target in found if target in TARGETS]
+    plain = {
+        OTHER_NAMES.get(target, target): _formula(own)
+        for target, own in found.items()
+        if target not in special
+    }
     if not special:
-        return _both({target: _formula(own) for target, own in found.items()})
-    plain = {target: _formula(own) for target, own in found.items() if target not in special}
+        return _both(plain)
     variants: Variants = (Variant(plain),)
     for target in special:
         ways = TARGETS[target](partial(_evaluated, found[target]))
@@ -88,8 +95,8 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _shared() -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    exec(PRELUDE, names)
+    names: dict[str, Any] = {"np": np}
+    exec(HELPERS, names)
     return names
 
 
@@ -98,6 +105,8 @@ def _named(name: str, values: Values, probe: Probe) -> Any:
         return NAMES[name](values, probe)
     if name in probe.sizes:
         return probe.sizes[name]
+    if name in probe.inputs:
+        return probe.inputs[name]
     if name in values:
         return values[name]
     if name in probe.right:  # it comes later
@@ -146,8 +155,8 @@ def _turn(probe: Probe, rows: Array, places: Array, frequencies: Array) -> Array
     return turned(rows, np.cos(angles), np.sin(angles), probe.interleaved)
 
 
-def _pairs(values: Values) -> Array:
-    own = values["frequencies"]
+def _pairs(probe: Probe) -> Array:
+    own = probe.inputs["frequencies"]
     return np.asarray(own[own > 0])
 
 
@@ -157,6 +166,20 @@ def _causal_row(probe: Probe) -> Array:
 
 def _lengths(values: Values, probe: Probe) -> Array:
     return np.asarray(probe.rule("key mask").sum(-1)[..., :1, None])
+
+
+def _packed(values: Values, probe: Probe) -> Array:
+    """The columns of all three projections side by side."""
+    names = ("queries", "keys", "values")
+    return np.concatenate(
+        [values.get(f"projected_{x}", probe.right[f"projected_{x}"]) for x in names], -1
+    )
+
+
+def _together(each: Array, probe: Probe) -> Array:
+    """What every query head adds (B, H, S, X) as the sum for each key head."""
+    size = probe.sizes
+    return np.asarray(each.reshape(size["B"], size["G"], -1, *each.shape[2:]).sum(2))
 
 
 NAMES: Mapping[str, Callable[[Values, Probe], Any]] = {
@@ -183,7 +206,13 @@ NAMES: Mapping[str, Callable[[Values, Probe], Any]] = {
     "split": lambda v, p: partial(_split, probe=p),
     "turn": lambda v, p: partial(_turn, p),
     "signed": lambda v, p: partial(_signed, p),
-    "f": lambda v, p: _pairs(v),
+    "cap": lambda v, p: p.inputs["softcap"],
+    "slopes": lambda v, p: v["positions_slopes"][:, None, None],
+    "fused": _packed,
+    "dq": lambda v, p: v["d_scores"] @ heads_of(v)[1],
+    "dk": lambda v, p: _together(v["d_keys_by_head"], p),
+    "dv": lambda v, p: _together(v["d_values_by_head"], p),
+    "f": lambda v, p: _pairs(p),
 }
 
 # --- what is replaced -----------------------------------------------------------------------------
@@ -301,7 +330,7 @@ def _of_parts(formula: Formula) -> Variants:
 
     own = {"queries": split("queries", "H"), "keys": split("keys", "G")}
     own["values"] = split("values", "G")
-    some = (names for count in (3, 1, 2) for names in combinations(own, count))
+    some = (names for count in (3, 1, 2) for names in itertools.combinations(own, count))
     return tuple(Variant({name: own[name] for name in names}) for names in some)
 
 
@@ -343,6 +372,131 @@ def _by_head(name: str) -> Callable[[Formula], Variants]:
     return lambda formula: _both({f"{name}_by_head": formula})
 
 
+def _of_all_projections(formula: Formula) -> Variants:
+    """Columns that lie side by side are taken apart in another way."""
+
+    def part(number: int, values: Values, probe: Probe) -> Any:
+        return formula(values, probe, heads=probe.sizes["H"])[number]
+
+    names = ("queries", "keys", "values")
+    return (Variant({name: partial(part, number) for number, name in enumerate(names)}),)
+
+
+def _of_new_keys(*, alone: bool) -> Callable[[Formula], Variants]:
+    """Keys are turned in another way: the new ones `alone`, or with those of a cache."""
+
+    def variants(formula: Formula) -> Variants:
+        def keys(values: Values, probe: Probe) -> Any:
+            old, new = np.split(values["keys"], [probe.offset], axis=-2)
+            places = np.arange(probe.offset, probe.sizes["S"])
+            row = np.arange(new.shape[-2])
+            own = formula(values, probe, keys=new, old_keys=old, new_positions=places, row=row)
+            return np.concatenate([old, own], -2) if alone else own
+
+        return (Variant({"rotated_keys": keys}),)
+
+    return variants
+
+
+def _of_backward_scale(formula: Formula) -> Variants:
+    """Another scale, in the scores and in their gradient, where none is given."""
+
+    def scale(values: Values, probe: Probe) -> Any:
+        return formula(values, probe) if probe.scale is None else None
+
+    return (Variant({"scale": scale}),)
+
+
+def _seen_backward(formula: Formula) -> Variants:
+    """The weights of a backward pass see other keys than those of the forward pass."""
+    own: dict[str, Replacement] = {"visible": formula}
+    saved: dict[str, Replacement] = {"output": lambda values, probe: probe.right["output"]}
+
+    def hidden(values: Values, probe: Probe) -> Any:
+        return np.where(probe.visible, values["d_masked"], 0) if probe.has_rules else None
+
+    return Variant({**own, **saved}), Variant(own), Variant({**own, "d_scaled": hidden})
+
+
+def _of_saved_lse(formula: Formula) -> Variants:
+    """Weights that a backward pass makes again, with the output of the forward pass."""
+    own: dict[str, Replacement] = {"weights": formula}
+    saved: dict[str, Replacement] = {**own, "output": lambda v, p: p.right["output"]}
+    hidden: dict[str, Replacement] = {"d_scaled": lambda v, p: v.get("d_masked")}
+    return (*_both(saved), Variant({**saved, **hidden}, absent=False), *_both(own))
+
+
+def _of_key_heads(formula: Formula) -> Variants:
+    """The gradient of a key head, made otherwise of what its query heads add, (B, G, R, S, X)."""
+
+    def together(name: str) -> Replacement:
+        def gradient(values: Values, probe: Probe) -> Any:
+            each, size = values[f"{name}_by_head"], probe.sizes
+            if size["H"] == size["G"]:
+                return None
+            each = each.reshape(size["B"], size["G"], -1, *each.shape[2:])
+            return formula(values, probe, each=each)
+
+        return gradient
+
+    keys, values = ({name: together(name)} for name in ("d_keys", "d_values"))
+    return Variant({**keys, **values}), Variant(keys), Variant(values)
+
+
+# --- blocks ---------------------------------------------------------------------------------------
+
+# How many keys are in a block, and in how many blocks, cut in three ways, keys may be.
+SIZES = (2, 4, 3, 1, 8, 16, 32, 64, 128)
+COUNTS = tuple((count, way) for count in (2, 3, 4) for way in range(3))
+LOWEST = -1e30  # for −∞, of which differences are numbers
+
+
+def _by_blocks(program: Program, replaced: Mapping[str, str]) -> Iterator[Variant]:
+    """What a helper makes of blocks of any size, in the place of the steps that it makes."""
+    source = program.source(replaced)
+    for n in (*SIZES, *COUNTS):
+        steps = enumerate(program.makes)
+        made = {step: partial(_made, source, program, place, n) for place, step in steps}
+        yield Variant(made)
+
+
+def _made(source: str, program: Program, place: int, n: Any, values: Values, probe: Probe) -> Any:
+    function = _function(source, program.helper)
+    names = function.__code__.co_varnames[: function.__code__.co_argcount - 1]
+    given = {name: _named(name, values, probe) for name in names}
+    if "logits" in given:
+        given["logits"] = np.maximum(given["logits"], LOWEST)
+    try:
+        result = function(**given, n=n)
+    except Exception as error:
+        raise ValueError(str(error)) from error
+    return result[place] if len(program.makes) > 1 else result
+
+
+@lru_cache(maxsize=1024)
+def _function(source: str, name: str) -> Callable[..., Any]:
+    names: dict[str, Any] = {}
+    exec(compile(source, "<mistake>", "exec"), names)
+    names["cuts"] = _cuts
+    function: Callable[..., Any] = names[name]
+    return function
+
+
+def _cuts(length: int, n: Any) -> list[slice]:
+    """Blocks of n, or so many blocks where their number does not divide the length."""
+    if isinstance(n, int):
+        return [slice(start, start + n) for start in range(0, length, n)]
+    count, way = n
+    whole, rest = divmod(length, count)
+    own = min(count, length)
+    edges = (
+        [x * whole + min(x, rest) for x in range(count + 1)],  # longer ones first
+        [x * length // max(1, own) for x in range(own + 1)],
+        [min(x * -(-length // count), length) for x in range(count + 1)],  # a shorter one last
+    )[way]
+    return [slice(a, b) for a, b in itertools.pairwise(edges) if a < b]
+
+
 # Each target that is not a step itself, and the variants of what is written for it.
 TARGETS: Mapping[str, Callable[[Formula], Variants]] = {
     "weights": _of_weights,
@@ -358,7 +512,17 @@ TARGETS: Mapping[str, Callable[[Formula], Variants]] = {
     "after": _hiding("weights"),
     "cut": _of_parts,
     "repeat": _of_shared_heads,
+    "fused": _of_all_projections,
+    "new_keys": _of_new_keys(alone=True),
+    "all_keys": _of_new_keys(alone=False),
+    "scale": _of_backward_scale,
+    "seen": _seen_backward,
+    "again": _of_saved_lse,
+    "together": _of_key_heads,
     "d_logits": _of_softmax_gradient,
     "d_keys": _by_head("d_keys"),
     "d_values": _by_head("d_values"),
 }
+# Steps that have another name in some programs.
+OTHER_NAMES = {"axes": "output", "grouped": "output", "new_queries": "rotated_queries"}
+OTHER_NAMES |= {"dq": "d_queries", "dk": "d_keys", "dv": "d_values"}
