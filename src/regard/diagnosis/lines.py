@@ -17,6 +17,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.call.adapter import Adapter
 from regard.diagnosis.call.asking import guarded, running
+from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.result import Departure, Line, Matrix, Shown
 from regard.diagnosis.task import Task
@@ -43,16 +44,12 @@ class Told:
 Tell = Callable[[Adapter, Task, Sequence[Task]], Told]
 
 
-def tell(
-    function: Any, adapter: Adapter, library: str, task: Task, others: Sequence[Task]
-) -> Told:
+def tell(function: Any, adapter: Adapter, library: str, task: Task, others: Sequence[Task]) -> Told:
     """What a trace tells of one problem, and of others on which a change has to hold as well.
 
     Where the only other is the same problem, two equal calls are compared.
     """
-    found = guarded(
-        lambda: _told(function, adapter, library, task, others), library, CPU_SECONDS
-    )
+    found = guarded(lambda: _told(function, adapter, library, task, others), library, CPU_SECONDS)
     return found.value or Told(why=found.problem)
 
 
@@ -75,7 +72,7 @@ def _told(
     said = f"it comes right {found.said}" if found.how == "put" else found.said
     suspects = found.suspects[:MOST_SUSPECTS]
     departure = Departure(found.step, found.line, said, right, right_line, suspects)
-    return Told(departure, found.mistake, lines)
+    return Told(departure, found.mistake if found.mistake in all_mistakes() else "", lines)
 
 
 def _lines(

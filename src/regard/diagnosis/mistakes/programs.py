@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # What some of them call; a source has those that it needs.
-HELPERS = '''def T(x):
+HELPERS = """def T(x):
     return x.swapaxes(-1, -2)
 
 
@@ -59,7 +59,7 @@ def cuts(length, n):
 def of_blocks(cells, n):
     sums = np.add.reduceat(cells, np.arange(0, cells.shape[-1], n), axis=-1)
     return np.repeat(sums, n, axis=-1)[..., : cells.shape[-1]]
-'''
+"""
 _HELPERS = {text.partition("(")[0].removeprefix("def "): text for text in HELPERS.split("\n\n\n")}
 PLACE = re.compile(r"«([\w|]+): (.*?)»")
 

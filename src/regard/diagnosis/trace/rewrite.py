@@ -187,7 +187,9 @@ class _Rewriter(ast.NodeTransformer):
         names = self.names[-1] if self.names else ()
         line, last = node.lineno, node.end_lineno or node.lineno
         kind = type(node).__name__
-        made = Node(line, self.text_of(node), tuple(parts), kind, detail, names, self.scope[-1], last)
+        made = Node(
+            line, self.text_of(node), tuple(parts), kind, detail, names, self.scope[-1], last
+        )
         self.code.nodes.append(made)
         return len(self.code.nodes) - 1
 
@@ -275,7 +277,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def statement(self, node: ast.stmt) -> list[ast.stmt]:
         """A statement, and what tells of the objects that it changes in place."""
-        if _is_function(node) or isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return [self.visit(node)]
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal):
             return [node]
@@ -440,7 +442,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def _plain(node: ast.expr) -> ast.expr | None:
