@@ -39,6 +39,7 @@ FIELDS = {
     "bias": "(B, H, L, S), added to the scaled scores",
     "scale": "a number that multiplies the scores",
     "softcap": "a number",
+    "sink": "(H,), a logit without a value that takes part in the softmax",
     "causal": "bool: whether later keys are hidden",
     "window": "(left, right): keys i - left to i + right are visible",
     "offset": "int, the position of the first query among the keys",
@@ -202,6 +203,7 @@ class Given:
             "W_k": (model, groups * width),
             "W_v": (model, groups * value_width),
             "W_o": (heads * value_width, model),
+            "sink": (heads,),
             "b_q": (heads * width,),
             "b_k": (groups * width,),
             "b_v": (groups * value_width,),
@@ -397,6 +399,8 @@ class Task:
             found["embeddings"] = _NORM.finish(found["embeddings"], found["embeddings"])
         if "softcap" in reads:
             found["softcap"] = np.asarray(SOFTCAP)
+        if "sink" in reads:
+            found["sink"] = given.array("sink")
         if "embeddings" not in reads:
             found |= {own: given.array(name) for name, own in INPUTS.items()}
             if "past" in reads:
@@ -538,7 +542,7 @@ def _converted(value: Any, convert: Callable[[Array], Any]) -> Any:
 def field_of(given: Given, name: str) -> Any:
     """The value of one field; arrays are NumPy's."""
     own, (*_, rows, keys) = given.sizes, given.shape
-    if name in GRADIENTS or name == "grad_output":
+    if name in GRADIENTS or name in ("grad_output", "sink"):
         return given.array(name)
     match name:
         case "heads" | "key_heads":

@@ -30,7 +30,7 @@ def name(
     Parameters
     ----------
     probes : sequence of Probe
-        The problem on which code departs, and others that it answered.
+        The problem on which code departs, and others that it answered, in the right shape.
     gives : callable
         Whether the code gave, on a problem by its number, what these values of the steps end in.
     there : mapping, optional
@@ -38,9 +38,11 @@ def name(
     right : collection of str
         The steps that the code has right, and that a mistake must not replace.
     """
+    if not probes:
+        return None
     probe, own = probes[0], there or {}
     first: Mistake | None = None
-    for mistake, variant in islice(_possible(probe, right, own), MOST_VARIANTS):
+    for mistake, variant in islice(_possible(probe, right), MOST_VARIANTS):
         values = evaluate(probe, variant, probe.last_step)
         exact = all(_alike(values[step], value) for step, value in own.items() if step in values)
         if (first is not None and not exact) or not gives(0, values):
@@ -56,17 +58,14 @@ def name(
     return first
 
 
-def _possible(
-    probe: Probe, right: Collection[str], there: Collection[str]
-) -> Iterator[tuple[Mistake, Variant]]:
-    """The variants that replace a step of a probe, none that is right, before code departs."""
-    last = max((probe.numbered[step] for step in there), default=len(probe.steps))
+def _possible(probe: Probe, right: Collection[str]) -> Iterator[tuple[Mistake, Variant]]:
+    """The variants that replace a step of a probe, and none that is right."""
     for mistake in REPLACING:
         for variant in mistake.variants:
             if not variant.absent and not probe.has_rules:
                 continue  # nothing is hidden
             own = variant.replaced.keys() & probe.declared.keys()
-            if own and own.isdisjoint(right) and min(map(probe.numbered.get, own)) <= last:
+            if own and own.isdisjoint(right):
                 yield mistake, variant
 
 

@@ -168,6 +168,12 @@ def _lengths(values: Values, probe: Probe) -> Array:
     return np.asarray(probe.rule("key mask").sum(-1)[..., :1, None])
 
 
+def _maximum(values: Values, probe: Probe) -> Array:
+    largest = logits_of(values).max(-1, keepdims=True)
+    own = probe.inputs.get("sink")
+    return largest if own is None else np.maximum(largest, own[:, None, None])
+
+
 def _packed(values: Values, probe: Probe) -> Array:
     """The columns of all three projections side by side."""
     names = ("queries", "keys", "values")
@@ -190,7 +196,9 @@ NAMES: Mapping[str, Callable[[Values, Probe], Any]] = {
     "M": lambda v, p: p.inputs["embeddings"].shape[-1] if "embeddings" in p.inputs else np.nan,
     "raw": lambda v, p: raw_scores(v),
     "logits": lambda v, p: logits_of(v),
-    "e": lambda v, p: np.exp(logits_of(v) - logits_of(v).max(-1, keepdims=True)),
+    "m": _maximum,
+    "e": lambda v, p: np.exp(logits_of(v) - _maximum(v, p)),
+    "sink": lambda v, p: p.inputs["sink"][:, None, None],
     "lse": lambda v, p: (v["row_maximum"] + np.log(v["row_sums"]))[..., None],
     "keep": lambda v, p: p.visible,
     "mask": lambda v, p: p.keeps(("mask", "key mask")),
@@ -525,4 +533,5 @@ TARGETS: Mapping[str, Callable[[Formula], Variants]] = {
 }
 # Steps that have another name in some programs.
 OTHER_NAMES = {"axes": "output", "grouped": "output", "new_queries": "rotated_queries"}
+OTHER_NAMES |= {"sunk": "weights"}
 OTHER_NAMES |= {"dq": "d_queries", "dk": "d_keys", "dv": "d_values"}
