@@ -7,7 +7,7 @@ import pytest
 
 from regard.diagnosis.call.adapter import compiled
 from regard.diagnosis.call.table import ATTRIBUTES, CONSTRUCTOR, PARAMETERS
-from regard.diagnosis.door import judge_function
+from judged import judge_function
 
 
 def softmax(scores):

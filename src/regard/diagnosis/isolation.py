@@ -160,16 +160,19 @@ class _Process:
         return ask
 
     def tell(self, adapter: Adapter, task: Task, others: Sequence[Task]) -> Told:
-        """What a trace of one problem tells, in that process."""
+        """What a trace of one problem tells, in that process; the verdict does not depend on it."""
         tasks = [remote.as_json(one) for one in (task, *others)]
         request = {"adapter": self._number_of(adapter), "tasks": tasks}
-        return self._exchange(
-            lambda number: protocol.frame(self._key, number, request),
-            remote.as_told,
-            f"a trace of the problem {task.name}",
-            SEARCH_SECONDS,
-            0,
-        )
+        try:
+            return self._exchange(
+                lambda number: protocol.frame(self._key, number, request),
+                remote.as_told,
+                f"a trace of the problem {task.name}",
+                SEARCH_SECONDS,
+                0,
+            )
+        except ConnectionLostError as lost:
+            return Told(why=lost.args[1])
 
     def _number_of(self, adapter: Adapter) -> int:
         return next(place for place, one in enumerate(self._adapters) if one is adapter)

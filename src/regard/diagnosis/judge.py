@@ -207,12 +207,13 @@ def _axes(fields: frozenset[str], stated: Stated) -> dict[str, tuple[Any, ...]]:
         turned = turned[1:]
     elif "positions" in fields:
         turned = ("halves", "pairs", "")
+    plain = stated.mechanism is None  # positions belong to dot products
     return {
         "causal": (False, True) if free else (bool(stated.causal),),
         "aligned": ends,
         "scale": (stated.factor,),
-        "rotary": turned,
-        "alibi": (False,) if "rotary" in fields else (False, True),
+        "rotary": turned if plain else ("",),
+        "alibi": (False, True) if plain and "rotary" not in fields else (False,),
         "one_mask": (False, True) if "mask" in fields else (False,),
         "around": AROUND if {"embeddings", "W_q"} <= fields else AROUND[:1],
     }
@@ -245,7 +246,7 @@ def _said(name: str, value: Any) -> str:
     """One part of a reading in words."""
     words: dict[tuple[str, Any], str] = {
         ("causal", True): "causal attention is meant",
-        ("causal", False): "full attention is meant",
+        ("causal", False): "full attention is meant, not causal",
         ("aligned", "end"): "the last query belongs to the last key",
         ("aligned", "start"): "the first query belongs to the first key",
         ("rotary", ""): "no rotary positions are meant",
