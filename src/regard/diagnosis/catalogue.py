@@ -17,6 +17,7 @@ from regard.diagnosis.call.adapter import written
 from regard.diagnosis.mistakes import CLASSIC, all_mistakes
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.programs import PROGRAMS, Program
+from regard.diagnosis.mistakes.written import Unfit
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 from regard.diagnosis.result import Example, Line, Matrix, Outcome, Shown
 from regard.diagnosis.task import GRADIENTS, Given, Reading, Sizes, Task, TaskView, reads_of
@@ -39,7 +40,7 @@ _TINY = (
     (1, 2, 2, 3, 3, 4, 4),
     (1, 4, 2, 2, 2, 2, 2),
     (2, 2, 2, 2, 2, 2, 2),
-    (3, 3, 3, 3, 3, 4, 4),
+    (3, 4, 4, 4, 4, 4, 4),
 )
 
 
@@ -191,7 +192,10 @@ def _said(sizes: tuple[int, ...]) -> str:
 
 def _departure(probe: Probe, variant: Variant) -> tuple[str | None, dict[str, Array]]:
     """The first step that differs from the textbook, None if the results agree; and all values."""
-    values = evaluate(probe, variant)
+    try:
+        values = evaluate(probe, variant)
+    except Unfit:
+        return None, {}
     if _equal(_result(probe, values), _result(probe, probe.right)):
         return None, values
     known = (name for name, step in probe.declared.items() if step.op != "visible")

@@ -43,16 +43,12 @@ class Told:
 Tell = Callable[[Adapter, Task, Sequence[Task]], Told]
 
 
-def tell(
-    function: Any, adapter: Adapter, library: str, task: Task, others: Sequence[Task]
-) -> Told:
+def tell(function: Any, adapter: Adapter, library: str, task: Task, others: Sequence[Task]) -> Told:
     """What a trace tells of one problem, and of others on which a change has to hold as well.
 
     Where the only other is the same problem, two equal calls are compared.
     """
-    found = guarded(
-        lambda: _told(function, adapter, library, task, others), library, CPU_SECONDS
-    )
+    found = guarded(lambda: _told(function, adapter, library, task, others), library, CPU_SECONDS)
     return found.value or Told(why=found.problem)
 
 

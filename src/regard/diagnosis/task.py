@@ -451,9 +451,7 @@ class Task:
 
 
 @lru_cache(maxsize=1024)
-def task_of(
-    given: Given, reads: frozenset[str], reading: Reading, wanted: tuple[str, ...]
-) -> Task:
+def task_of(given: Given, reads: frozenset[str], reading: Reading, wanted: tuple[str, ...]) -> Task:
     """The same task for the same problem, whose steps are then computed once."""
     return Task(given, reads, reading, wanted)
 

@@ -11,6 +11,7 @@ from itertools import islice
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.mistakes.written import Unfit
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 from regard.diagnosis.mistakes import REPLACING
 from regard.diagnosis.mistakes.entry import Mistake
@@ -43,14 +44,17 @@ def name(
     probe, own = probes[0], there or {}
     first: Mistake | None = None
     for mistake, variant in islice(_possible(probe, right), MOST_VARIANTS):
-        values = evaluate(probe, variant, probe.last_step)
-        exact = all(_alike(values[step], value) for step, value in own.items() if step in values)
-        if (first is not None and not exact) or not gives(0, values):
-            continue
-        if not all(
-            gives(number, evaluate(other, variant, other.last_step))
-            for number, other in enumerate(probes[1:], 1)
-        ):
+        try:
+            values = evaluate(probe, variant, probe.last_step)
+            exact = all(_alike(values[step], value) for step, value in own.items())
+            if (first is not None and not exact) or not gives(0, values):
+                continue
+            if not all(
+                gives(number, evaluate(other, variant, other.last_step))
+                for number, other in enumerate(probes[1:], 1)
+            ):
+                continue
+        except Unfit:  # the code does not raise
             continue
         if exact:
             return mistake

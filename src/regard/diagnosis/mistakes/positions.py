@@ -47,7 +47,7 @@ ROTARY = {
     "rotary_from_zero_in_each_call": (
         "with a cache, new tokens are turned as if they were at position 0",
         "Position i of a call is position past + i of the text.",
-        "new_queries = turn(queries, row, frequencies); new_keys = turn(keys, row, frequencies)",
+        "new_queries = turn(queries, query_positions - past, frequencies); new_keys = turn(keys, new_positions - past, frequencies)",
         PLACES,
     ),
     "rotary_in_each_call": (
@@ -119,7 +119,7 @@ ROTARY = {
     "rotary_position_of_query": (
         "with more keys than queries, the first query is turned as if it were at position 0",
         "With a cache, position i of a call is position past + i of the text.",
-        "rotated_queries = turn(queries, row, frequencies)",
+        "rotated_queries = turn(queries, query_positions - past, frequencies)",
         PLACES,
     ),
     "rotary_off_by_one": (

@@ -247,9 +247,9 @@ return f(t.embeddings, t.heads, W.reshape(len(W), -1))""",
     def split(packed):
         return packed.reshape(*packed.shape[:2], heads, -1).swapaxes(1, 2)
 
-    q = split(«embeddings: x» @ W_q)
-    context = «context: context»
-    k, v = split(context @ W_k), split(context @ W_v)
+    asking, read = «embeddings: x», «context: context»
+    q = split(asking @ «W_q: W_q»)
+    k, v = split(read @ «W_k: W_k»), split(read @ W_v)
     return flat(attend(q, k, v))
 """,
         "return f(t.embeddings, t.context, t.heads, t.W_q, t.W_k, t.W_v)",
@@ -286,8 +286,8 @@ def turn(x, places, frequencies):
 
 def attention(queries, keys, values):
     (L, D), S = queries.shape[-2:], keys.shape[-2]
-    row = np.arange(L)
-    query_positions, key_positions = row + S - L, np.arange(S)
+    past = S - L
+    query_positions, key_positions = past + np.arange(L), np.arange(S)
     f = 10000.0 ** (-np.arange(0, D, 2) / D)
     frequencies = «frequencies: signed(f)»
     q = «rotated_queries: turn(queries, query_positions, frequencies)»
@@ -379,15 +379,15 @@ def turn(x, places, frequencies):
 
 def attention(queries, keys, values, old_keys, old_values):
     L, D = queries.shape[-2:]
-    past, row = old_keys.shape[-2], np.arange(L)
+    past = old_keys.shape[-2]
     S = past + L
     frequencies = signed(10000.0 ** (-np.arange(0, D, 2) / D))
-    query_positions, new_positions = row + past, row + past
+    query_positions = new_positions = past + np.arange(L)
     q = «new_queries: turn(queries, query_positions, frequencies)»
     k = «new_keys: turn(keys, new_positions, frequencies)»
     k = «all_keys: np.concatenate([old_keys, k], -2)»
     v = np.concatenate([old_values, values], -2)
-    keep = np.arange(S) <= past + row[:, None]
+    keep = np.arange(S) <= query_positions[:, None]
     return softmax(np.where(keep, q @ T(k) / np.sqrt(D), -np.inf)) @ v
 """,
         "return f(t.query, t.key, t.value, *t.past)",

@@ -9,7 +9,7 @@ SOFTMAX = (
     "weights = torch.softmax(scores, dim=-1)",
 )
 ROUNDED = ("print(weights.round(3))  # round what is shown, not what is used",) * 2
-DIGITS = (3, 1, 2, 4, 5, 6, 8)
+DIGITS = (3, 1, 2, 4)  # more are lost in float32 anyway
 
 WEIGHTS = {
     "softmax_over_queries": (
@@ -136,11 +136,11 @@ WEIGHTS = {
         # Smaller ones change no digit of float32.
         *(
             f"weights = exps(logits) / (exps(logits).sum(-1, keepdims=True) + 1e-{n})"
-            for n in (3, 1, 2, 4, 5)
+            for n in (3, 1, 2, 4)
         ),
         *(
             f"weights = np.exp(logits) / (np.exp(logits).sum(-1, keepdims=True) + 1e-{n})"
-            for n in (3, 1, 2, 4, 5)
+            for n in (3, 1, 2, 4)
         ),
     ),
     "rounded": (

@@ -187,7 +187,9 @@ class _Rewriter(ast.NodeTransformer):
         names = self.names[-1] if self.names else ()
         line, last = node.lineno, node.end_lineno or node.lineno
         kind = type(node).__name__
-        made = Node(line, self.text_of(node), tuple(parts), kind, detail, names, self.scope[-1], last)
+        made = Node(
+            line, self.text_of(node), tuple(parts), kind, detail, names, self.scope[-1], last
+        )
         self.code.nodes.append(made)
         return len(self.code.nodes) - 1
 
