@@ -184,7 +184,17 @@ class Given:
         return np.broadcast_to(start + np.arange(rows), (batch, rows))
 
     def array(self, name: str) -> Array:
-        """One field of numbers that are drawn; "earlier" are the embeddings of the past."""
+        """One field of numbers that are drawn, once; "earlier" are the embeddings of the past."""
+        if name not in self._arrays:
+            self._arrays[name] = self._drawn(name)
+            self._arrays[name].flags.writeable = False
+        return self._arrays[name]
+
+    @cached_property
+    def _arrays(self) -> dict[str, Array]:
+        return {}
+
+    def _drawn(self, name: str) -> Array:
         own, (batch, heads, rows, keys) = self.sizes, self.shape
         groups, model = own.key_heads, self.model
         width, value_width = own.width, own.value_width

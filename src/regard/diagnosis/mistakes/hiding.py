@@ -119,18 +119,6 @@ MASKS = {
         "keep = mask | causal",
         JOINED,
     ),
-    "mask_replaces_causal": (
-        "where a mask is given, attention is no longer causal",
-        "Both rules have to hold.",
-        "keep = mask",
-        JOINED,
-    ),
-    "causal_replaces_mask": (
-        "where attention is causal, the mask has no effect",
-        "Both rules have to hold.",
-        "keep = causal",
-        JOINED,
-    ),
     "padding_one_key_more": (
         "the first padded key of each text is seen",
         "Keys are counted from 0, so a text of n tokens ends before key n: < and not <=.",

@@ -11,6 +11,7 @@ from itertools import islice
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.mistakes.written import Unfit
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 from regard.diagnosis.mistakes import REPLACING
 from regard.diagnosis.mistakes.entry import Mistake
@@ -30,7 +31,7 @@ def name(
     Parameters
     ----------
     probes : sequence of Probe
-        The problem on which code departs, and others that it answered.
+        The problem on which code departs, and others that it answered, in the right shape.
     gives : callable
         Whether the code gave, on a problem by its number, what these values of the steps end in.
     there : mapping, optional
@@ -38,17 +39,22 @@ def name(
     right : collection of str
         The steps that the code has right, and that a mistake must not replace.
     """
+    if not probes:
+        return None
     probe, own = probes[0], there or {}
     first: Mistake | None = None
-    for mistake, variant in islice(_possible(probe, right, own), MOST_VARIANTS):
-        values = evaluate(probe, variant, probe.last_step)
-        exact = all(_alike(values[step], value) for step, value in own.items() if step in values)
-        if (first is not None and not exact) or not gives(0, values):
-            continue
-        if not all(
-            gives(number, evaluate(other, variant, other.last_step))
-            for number, other in enumerate(probes[1:], 1)
-        ):
+    for mistake, variant in islice(_possible(probe, right), MOST_VARIANTS):
+        try:
+            values = evaluate(probe, variant, probe.last_step)
+            exact = all(_alike(values[step], value) for step, value in own.items())
+            if (first is not None and not exact) or not gives(0, values):
+                continue
+            if not all(
+                gives(number, evaluate(other, variant, other.last_step))
+                for number, other in enumerate(probes[1:], 1)
+            ):
+                continue
+        except Unfit:  # the code does not raise
             continue
         if exact:
             return mistake
@@ -56,17 +62,14 @@ def name(
     return first
 
 
-def _possible(
-    probe: Probe, right: Collection[str], there: Collection[str]
-) -> Iterator[tuple[Mistake, Variant]]:
-    """The variants that replace a step of a probe, none that is right, before code departs."""
-    last = max((probe.numbered[step] for step in there), default=len(probe.steps))
+def _possible(probe: Probe, right: Collection[str]) -> Iterator[tuple[Mistake, Variant]]:
+    """The variants that replace a step of a probe, and none that is right."""
     for mistake in REPLACING:
         for variant in mistake.variants:
             if not variant.absent and not probe.has_rules:
                 continue  # nothing is hidden
             own = variant.replaced.keys() & probe.declared.keys()
-            if own and own.isdisjoint(right) and min(map(probe.numbered.get, own)) <= last:
+            if own and own.isdisjoint(right):
                 yield mistake, variant
 
 

@@ -33,6 +33,11 @@ CAP = (
     "scores = cap * np.tanh(scores / cap)  # after the scale, before the mask",
     "scores = cap * torch.tanh(scores / cap)  # after the scale, before the mask",
 )
+SINK = (
+    "m = np.maximum(scores.max(-1), sink); e = np.exp(scores - m[..., None]); "
+    "P = e / (e.sum(-1) + np.exp(sink - m))[..., None]",
+    "P = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]",
+)
 ADDED = (
     "logits = q @ k.swapaxes(-1, -2) / np.sqrt(D) + bias  # (H, L, S)",
     "logits = q @ k.transpose(-1, -2) / math.sqrt(D) + bias  # (H, L, S)",
@@ -42,7 +47,7 @@ ROTARY = {
     "rotary_from_zero_in_each_call": (
         "with a cache, new tokens are turned as if they were at position 0",
         "Position i of a call is position past + i of the text.",
-        "new_queries = turn(queries, row, frequencies); new_keys = turn(keys, row, frequencies)",
+        "new_queries = turn(queries, query_positions - past, frequencies); new_keys = turn(keys, new_positions - past, frequencies)",
         PLACES,
     ),
     "rotary_in_each_call": (
@@ -114,7 +119,7 @@ ROTARY = {
     "rotary_position_of_query": (
         "with more keys than queries, the first query is turned as if it were at position 0",
         "With a cache, position i of a call is position past + i of the text.",
-        "rotated_queries = turn(queries, row, frequencies)",
+        "rotated_queries = turn(queries, query_positions - past, frequencies)",
         PLACES,
     ),
     "rotary_off_by_one": (
@@ -296,6 +301,48 @@ BIASES = {
         "biased = scaled - bias",
     ),
 }
+SINKS = {
+    "sink_without_effect": (
+        "the sink has no effect: the weights are divided by their sum without it",
+        "The share that the sink takes must be missing from the row.",
+        "sunk = by_sum(e)",
+    ),
+    "sink_not_shifted": (
+        "the sink's exponential is not shifted by the row maximum",
+        "The others are exp(score − m), so the sink's is exp(sink − m).",
+        "sunk = e / (e.sum(-1, keepdims=True) + np.exp(sink))",
+        "sunk = exps(logits) / (exps(logits).sum(-1, keepdims=True) + np.exp(sink))",
+    ),
+    "sink_added_unexponentiated": (
+        "the sink itself is added to the sum instead of its exponential",
+        "A sink is a logit: exp(sink − m) belongs into the sum.",
+        "sunk = e / (e.sum(-1, keepdims=True) + sink)",
+    ),
+    "sink_has_a_value": (
+        "the share of the sink goes to a value",
+        "A sink takes weight and gives nothing.",
+        "output = weights @ v + (1 - weights.sum(-1, keepdims=True)) * v[..., :1, :]",
+        "output = weights @ v + (1 - weights.sum(-1, keepdims=True)) * v[..., -1:, :]",
+        "output = weights @ v + (1 - weights.sum(-1, keepdims=True)) * v.mean(-2, keepdims=True)",
+        "output = weights @ v + (1 - weights.sum(-1, keepdims=True)) * 1.0",
+    ),
+    "sink_left_at_the_other_end": (
+        "the column of a key is left out instead of the sink's: weights are shifted by one key",
+        "Where the sink was joined on the right, [..., :-1] leaves it out; on the left, [..., 1:].",
+        "output = np.concatenate([weights[..., 1:], 1 - weights.sum(-1, keepdims=True)], -1) @ v",
+        "output = np.concatenate([1 - weights.sum(-1, keepdims=True), weights[..., :-1]], -1) @ v",
+    ),
+    "sink_scaled": (
+        "the sink is divided by √D like the scores",
+        "A sink is a logit of its own, which is learned without a scale.",
+        "sunk = e / (e.sum(-1, keepdims=True) + np.exp(sink / np.sqrt(D) - m))",
+    ),
+    "sink_of_another_head": (
+        "every head has the sink of the first one",
+        "There is one sink for each query head.",
+        "sunk = e / (e.sum(-1, keepdims=True) + np.exp(sink[:1] - m))",
+    ),
+}
 FAMILY: Family = "positions, softcap and sinks"
 MISTAKES = (
     *written(FAMILY, TURNED, ROTARY),
@@ -303,4 +350,5 @@ MISTAKES = (
     *written(FAMILY, CAP, SOFTCAP),
     *written(FAMILY, CAP, AFTER_MASK, "softcap and mask"),
     *written(FAMILY, ADDED, BIASES),
+    *written(FAMILY, SINK, SINKS, "sink"),
 )

@@ -21,6 +21,10 @@ def softmax(x, axis=-1):
     return e / e.sum(axis, keepdims=True)
 
 
+def exps(x):
+    return np.exp(x - x.max(-1, keepdims=True))
+
+
 def by_sum(e, axis=-1):
     return e / e.sum(axis, keepdims=True)
 
@@ -74,7 +78,8 @@ class Program:
 
     text: str
     call: str  # the body of an adapter
-    stated: Mapping[str, Any] = field(default_factory=dict)
+    stated: Mapping[str, Any] = field(default_factory=lambda: _PLAIN)
+    means: Mapping[str, Any] = field(default_factory=dict)  # what is found by trying
     helper: str = ""
     makes: tuple[str, ...] = ()
 
@@ -116,7 +121,8 @@ _BACKWARD = """names = "query", "key", "value"
 return dict(zip(names, f(t.query, t.key, t.value, t.grad_output{})))"""
 _LAYER = """weights = t.W_q, t.W_k, t.W_v, t.W_o
 return f(t.embeddings, t.heads, *weights, t.b_q, t.b_k, t.b_v, t.b_o)"""
-_CAUSAL = {"causal": "end"}
+_PLAIN: Mapping[str, Any] = {"causal": False}
+_CAUSAL: Mapping[str, Any] = {"causal": "end"}
 
 PROGRAMS: Mapping[str, Program] = {
     "one head": Program(
@@ -125,8 +131,7 @@ PROGRAMS: Mapping[str, Program] = {
     S, E = v.shape[-2:]
     scores = «scores: q @ T(k)»
     logits = «scaled: scores / np.sqrt(D)»
-    e = np.exp(logits - logits.max(-1, keepdims=True))
-    weights = «weights: e / e.sum(-1, keepdims=True)»
+    weights = «weights: softmax(logits)»
     return «output: weights @ v»
 """,
         _HEADS,
@@ -242,9 +247,9 @@ return f(t.embeddings, t.heads, W.reshape(len(W), -1))""",
     def split(packed):
         return packed.reshape(*packed.shape[:2], heads, -1).swapaxes(1, 2)
 
-    q = split(«embeddings: x» @ W_q)
-    context = «context: context»
-    k, v = split(context @ W_k), split(context @ W_v)
+    asking, read = «embeddings: x», «context: context»
+    q = split(asking @ «W_q: W_q»)
+    k, v = split(read @ «W_k: W_k»), split(read @ W_v)
     return flat(attend(q, k, v))
 """,
         "return f(t.embeddings, t.context, t.heads, t.W_q, t.W_k, t.W_v)",
@@ -281,8 +286,8 @@ def turn(x, places, frequencies):
 
 def attention(queries, keys, values):
     (L, D), S = queries.shape[-2:], keys.shape[-2]
-    row = np.arange(L)
-    query_positions, key_positions = row + S - L, np.arange(S)
+    past = S - L
+    query_positions, key_positions = past + np.arange(L), np.arange(S)
     f = 10000.0 ** (-np.arange(0, D, 2) / D)
     frequencies = «frequencies: signed(f)»
     q = «rotated_queries: turn(queries, query_positions, frequencies)»
@@ -291,6 +296,7 @@ def attention(queries, keys, values):
     return attend(q, k, v)
 """,
         _HEADS,
+        means={"rotary": "halves"},
     ),
     "ALiBi": Program(
         """def attention(q, k, v):
@@ -306,6 +312,7 @@ def attention(queries, keys, values):
     return softmax(logits) @ v
 """,
         _HEADS,
+        means={"alibi": True},
     ),
     "softcap": Program(
         """def attention(q, k, v, cap):
@@ -336,6 +343,17 @@ def attention(queries, keys, values):
 """,
         "return f(t.query, t.key, t.value, t.bias)",
     ),
+    "sink": Program(
+        """def attention(q, k, v, sink):
+    D, sink = q.shape[-1], sink[:, None, None]
+    logits = q @ T(k) / np.sqrt(D)
+    m = np.maximum(logits.max(-1, keepdims=True), sink)
+    e = np.exp(logits - m)
+    weights = «sunk: e / (e.sum(-1, keepdims=True) + np.exp(sink - m))»
+    return «output: weights @ v»
+""",
+        "return f(t.query, t.key, t.value, t.sink)",
+    ),
     "cache": Program(
         """def attention(q, k, v, keys, values):
     k, v = np.concatenate([keys, k], -2), np.concatenate([values, v], -2)
@@ -343,8 +361,7 @@ def attention(queries, keys, values):
     i, j = past + np.arange(L)[:, None], np.arange(S)
     keep = «causal: j <= i»
     logits = np.where(keep, q @ T(k) / np.sqrt(q.shape[-1]), -np.inf)
-    e = np.exp(logits - logits.max(-1, keepdims=True))
-    weights = «weights: by_sum(e)»
+    weights = «weights: softmax(logits)»
     return «output: weights @ v»
 """,
         "return f(t.query, t.key, t.value, *t.past)",
@@ -362,19 +379,20 @@ def turn(x, places, frequencies):
 
 def attention(queries, keys, values, old_keys, old_values):
     L, D = queries.shape[-2:]
-    past, row = old_keys.shape[-2], np.arange(L)
+    past = old_keys.shape[-2]
     S = past + L
     frequencies = signed(10000.0 ** (-np.arange(0, D, 2) / D))
-    query_positions, new_positions = row + past, row + past
+    query_positions = new_positions = past + np.arange(L)
     q = «new_queries: turn(queries, query_positions, frequencies)»
     k = «new_keys: turn(keys, new_positions, frequencies)»
     k = «all_keys: np.concatenate([old_keys, k], -2)»
     v = np.concatenate([old_values, values], -2)
-    keep = np.arange(S) <= past + row[:, None]
+    keep = np.arange(S) <= query_positions[:, None]
     return softmax(np.where(keep, q @ T(k) / np.sqrt(D), -np.inf)) @ v
 """,
         "return f(t.query, t.key, t.value, *t.past)",
         _CAUSAL,
+        means={"rotary": "halves"},
     ),
     "running softmax": Program(
         """def blocks(logits, v, n):
@@ -395,9 +413,8 @@ def attention(q, k, v):
     return blocks(q @ T(k) / np.sqrt(q.shape[-1]), v, 2)
 """,
         _HEADS,
-        {},
-        "blocks",
-        ("output",),
+        helper="blocks",
+        makes=("output",),
     ),
     "merged blocks": Program(
         """def blocks(logits, v, n):
@@ -419,9 +436,8 @@ def attention(q, k, v):
     return blocks(q @ T(k) / np.sqrt(q.shape[-1]), v, 2)
 """,
         _HEADS,
-        {},
-        "blocks",
-        ("output",),
+        helper="blocks",
+        makes=("output",),
     ),
     "blocks merged one by one": Program(
         """def blocks(logits, v, n):
@@ -440,26 +456,23 @@ def attention(q, k, v):
     return blocks(q @ T(k) / np.sqrt(q.shape[-1]), v, 2)
 """,
         _HEADS,
-        {},
-        "blocks",
-        ("output",),
+        helper="blocks",
+        makes=("output",),
     ),
     "filled blocks": Program(
         """def blocks(logits, v, n):
     more = -logits.shape[-1] % n
     logits = np.pad(logits, [(0, 0)] * 3 + [(0, more)], constant_values=«filling: -np.inf»)
     v = np.pad(v, [(0, 0)] * 2 + [(0, more), (0, 0)])
-    e = np.exp(logits - logits.max(-1, keepdims=True))
-    return by_sum(e) @ v
+    return by_sum(exps(logits)) @ v
 
 
 def attention(q, k, v):
     return blocks(q @ T(k) / np.sqrt(q.shape[-1]), v, 4)
 """,
         _HEADS,
-        {},
-        "blocks",
-        ("output",),
+        helper="blocks",
+        makes=("output",),
     ),
     "backward": Program(
         """def attention(q, k, v, d_output):
@@ -562,9 +575,8 @@ def attention(q, k, v, d_output):
     return blocks(weights, d_scores, q, k, d_output, 2)
 """,
         _BACKWARD.format(""),
-        {},
-        "blocks",
-        ("d_queries", "d_keys_by_head", "d_values_by_head"),
+        helper="blocks",
+        makes=("d_queries", "d_keys_by_head", "d_values_by_head"),
     ),
     "backward by keys": Program(
         """def blocks(weights, d_scores, q, k, d_output, n):
@@ -585,9 +597,8 @@ def attention(q, k, v, d_output):
     return blocks(weights, d_scores, q, k, d_output, 2)
 """,
         _BACKWARD.format(""),
-        {},
-        "blocks",
-        ("d_queries", "d_keys_by_head", "d_values_by_head"),
+        helper="blocks",
+        makes=("d_queries", "d_keys_by_head", "d_values_by_head"),
     ),
 }
 

@@ -125,11 +125,6 @@ PROJECTIONS = {
         "W_k = W_v; W_v = W_k",
         "W_k = W_v; W_v = W_k; b_k = b_v; b_v = b_k",
     ),
-    "W_q_and_W_k_swapped": (
-        "W_q and W_k are swapped",
-        "The parts of a packed projection were unpacked in the wrong order.",
-        "W_q = W_k; W_k = W_q; b_q = b_k; b_k = b_q",
-    ),
     "W_q_and_W_v_swapped": (
         "W_q and W_v are swapped",
         "The parts of a packed projection were unpacked in the wrong order.",
@@ -180,4 +175,15 @@ PROJECTIONS = {
         ),
     ),
 }
-MISTAKES = written("heads and projections", LINEAR, PROJECTIONS)
+# Of self-attention this would be the same as swapping queries and keys.
+CROSSED = {
+    "W_q_and_W_k_swapped": (
+        "W_q and W_k are swapped",
+        "The parts of a packed projection were unpacked in the wrong order.",
+        "W_q = W_k; W_k = W_q; b_q = b_k; b_k = b_q",
+    ),
+}
+MISTAKES = (
+    *written("heads and projections", LINEAR, PROJECTIONS),
+    *written("heads and projections", LINEAR, CROSSED, "context"),
+)

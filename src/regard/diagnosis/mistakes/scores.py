@@ -82,6 +82,22 @@ SCALES = {
             "scores = q @ k.transpose(-1, -2) * (d**-0.5 if scale is None else scale)",
         ),
     ),
+    "power_before_division": (
+        "a power is taken before the division: D ** 1/2 is D / 2, and not √D",
+        "** binds more tightly than /: a root is D ** 0.5 or D ** (1/2).",
+        "scaled = scores / (D**1 / 2)",
+        "scaled = scores * (D**-1 / 2)",
+    ),
+    "root_rounded": (
+        "√D is rounded down to an integer",
+        "A root is a float; isqrt and int() cut it.",
+        "scaled = scores / int(np.sqrt(D))",
+    ),
+    "scores_negated": (
+        "the scores have the wrong sign",
+        "The keys that fit worst then get the most weight.",
+        "scaled = -scores / np.sqrt(D)",
+    ),
     "scale_after_softmax": (
         "the weights are divided by √D instead of the scores",
         "Softmax gets unscaled scores, and rows of weights add up to 1/√D instead of 1.",

@@ -89,7 +89,7 @@ CACHES = {
     "cache_appended_twice": (
         "new keys are put into the cache twice",
         "They count double, and memory grows twice as fast.",
-        "weights = by_sum(e * np.where(j >= past, 2, 1))",
+        "weights = by_sum(exps(logits) * np.where(j >= past, 2, 1))",
     ),
 }
 MISTAKES = (

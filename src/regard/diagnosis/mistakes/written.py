@@ -7,6 +7,7 @@ by their letters, and the names below. Must not know any single mistake.
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +36,30 @@ def variants_of(code: str) -> Variants:
     >>> [sorted(one.replaced) for one in variants_of("scaled = scores / D")]
     [['scaled'], ['scaled']]
     """
-    found = dict(assignments(code))
+    return tuple(
+        Variant({step: _fitting(step, own) for step, own in one.replaced.items()}, one.absent)
+        for one in _variants(dict(assignments(code)))
+    )
+
+
+class Unfit(Exception):
+    """Code that has a mistake raises here, or gives another shape."""
+
+
+def _fitting(step: str, own: Replacement) -> Replacement:
+    def replaced(values: Values, probe: Probe) -> Any:
+        try:
+            value = own(values, probe)
+            if value is not None:
+                np.broadcast_to(value, probe.right[step].shape)
+        except (KeyError, ValueError) as error:
+            raise Unfit(str(error)) from error
+        return value
+
+    return replaced
+
+
+def _variants(found: Mapping[str, str]) -> Variants:
     program = PROGRAMS.get(program_of(frozenset(found)))
     if program is not None and program.helper:
         return tuple(_by_blocks(program, found))
@@ -73,8 +97,8 @@ def _formula(expression: str) -> Replacement:
 def _evaluated(expression: str, values: Values, probe: Probe, **own: Any) -> Any:
     """The value of an expression; a ValueError where code would raise."""
     code = _compiled(expression)
-    names = {name: _named(name, values, probe) for name in _names_in(code) if name not in own}
     try:
+        names = {name: _named(name, values, probe) for name in _names_in(code) if name not in own}
         return eval(code, {**_shared(), **names, **own})
     except Exception as error:
         raise ValueError(str(error)) from error
@@ -90,7 +114,7 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
     """The names that are looked up, but for those that every program shares."""
     inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
     found = frozenset(code.co_names).union(*map(_names_in, inner))
-    return found - _shared().keys()
+    return found - _shared().keys() - vars(builtins).keys()
 
 
 @lru_cache(maxsize=1)
@@ -168,6 +192,12 @@ def _lengths(values: Values, probe: Probe) -> Array:
     return np.asarray(probe.rule("key mask").sum(-1)[..., :1, None])
 
 
+def _maximum(values: Values, probe: Probe) -> Array:
+    largest = logits_of(values).max(-1, keepdims=True)
+    own = probe.inputs.get("sink")
+    return largest if own is None else np.maximum(largest, own[:, None, None])
+
+
 def _packed(values: Values, probe: Probe) -> Array:
     """The columns of all three projections side by side."""
     names = ("queries", "keys", "values")
@@ -186,11 +216,13 @@ NAMES: Mapping[str, Callable[[Values, Probe], Any]] = {
     "q": lambda v, p: heads_of(v)[0],
     "k": lambda v, p: heads_of(v)[1],
     "v": lambda v, p: heads_of(v)[2],
-    "x": lambda v, p: v["embeddings"],
-    "M": lambda v, p: p.inputs["embeddings"].shape[-1] if "embeddings" in p.inputs else np.nan,
+    "x": lambda v, p: p.inputs["embeddings"],
+    "M": lambda v, p: p.inputs["embeddings"].shape[-1],
     "raw": lambda v, p: raw_scores(v),
     "logits": lambda v, p: logits_of(v),
-    "e": lambda v, p: np.exp(logits_of(v) - logits_of(v).max(-1, keepdims=True)),
+    "m": _maximum,
+    "e": lambda v, p: np.exp(logits_of(v) - _maximum(v, p)),
+    "sink": lambda v, p: p.inputs["sink"][:, None, None],
     "lse": lambda v, p: (v["row_maximum"] + np.log(v["row_sums"]))[..., None],
     "keep": lambda v, p: p.visible,
     "mask": lambda v, p: p.keeps(("mask", "key mask")),
@@ -525,4 +557,5 @@ TARGETS: Mapping[str, Callable[[Formula], Variants]] = {
 }
 # Steps that have another name in some programs.
 OTHER_NAMES = {"axes": "output", "grouped": "output", "new_queries": "rotated_queries"}
+OTHER_NAMES |= {"sunk": "weights"}
 OTHER_NAMES |= {"dq": "d_queries", "dk": "d_keys", "dv": "d_values"}

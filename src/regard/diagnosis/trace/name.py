@@ -17,25 +17,25 @@ from regard.diagnosis.trace.traced import Problem, Traced
 
 def named(traced: Traced, substitute: Substitute | None) -> str:
     """The mistake that gives what the run gave, there and on the other problems."""
+    every = [(traced.problem, traced.result), *traced.elsewhere]
+    told = [(problem, result) for problem, result in every if _has_its_shape(problem, result)]
     right: set[str] = set()
     there = {}
-    if substitute is not None:
+    if substitute is not None and told and told[0][0] is traced.problem:
         there = {step: substitute.values[step] for step in substitute.steps}
         if substitute.steps[0] in traced.gone[:1]:
             right = {x for x in traced.order if traced.found[x] and traced.steps[x].own}
             right = right.difference(*map(traced.made_of, substitute.steps), substitute.steps)
-    others = [one for one in traced.elsewhere if _has_its_shape(*one)]
-    problems = [traced.problem, *(problem for problem, _ in others)]
-    results = [traced.result, *(result for _, result in others)]
     found = name(
-        [one.probe for one in problems],
-        lambda number, values: traced.is_result(values, results[number], problems[number]),
+        [problem.probe for problem, _ in told],
+        lambda number, values: traced.is_result(values, told[number][1], told[number][0]),
         there,
         right,
     )
     return found.name if found else ""
 
 
-def _has_its_shape(problem: Problem, result: Mapping[str, Any]) -> bool:
+def _has_its_shape(problem: Problem, result: Mapping[str, Any] | None) -> bool:
     """Whether a run gave what is of the right shape; else a mistake says nothing of its numbers."""
-    return all(np.shape(result.get(name)) == own.shape for name, own in problem.expected.items())
+    own = result or {}
+    return all(np.shape(own.get(name)) == one.shape for name, one in problem.expected.items())
