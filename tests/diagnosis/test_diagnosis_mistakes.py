@@ -10,16 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from regard.diagnosis.calls.under_test import _projected_probes, _with_values_apart
+from regard.diagnosis.judging.built_in import BuiltIn
+from regard.diagnosis.judging.examples import usual_check
+from regard.diagnosis.probes import projected_probes, ready_probes
+from regard.diagnosis.reading.signature import PAIRS, Callee, Parameter
 
 import regard
 import wrong_attentions as wrong
 import wrong_blocks
 import wrong_positions
-from regard.diagnosis.probe import RIGHT, UNITS, Variant, evaluate
-from regard.diagnosis.probes import projected_probes, ready_probes
-from regard.diagnosis.calls.under_test import _projected_probes, _with_values_apart
-from regard.diagnosis.judging.built_in import BuiltIn
-from regard.diagnosis.judging.examples import usual_check
 from regard.diagnosis.mistakes import (
     BY_DIGITS,
     BY_KIND,
@@ -31,7 +31,7 @@ from regard.diagnosis.mistakes import (
     all_mistakes,
     linear,
 )
-from regard.diagnosis.reading.signature import PAIRS, Callee, Parameter
+from regard.diagnosis.probe import RIGHT, UNITS, Variant, evaluate
 
 UNMASKED = [*wrong.SCALES, *wrong.PRODUCTS, *wrong.SOFTMAXES, *wrong.OUTPUTS]
 MASKED = [*wrong.BEFORE, *wrong.READ]

@@ -151,7 +151,7 @@ def _judged(found: Survey, stated: Stated) -> Judgement:
         calls=found.calls,
     )
     if differs(ordinary[0][1], found.again):
-        first, off, answer = table.of(best)[0]
+        first, _, answer = table.of(best)[0]
         once = replace(own, verdict="wrong", why=DIFFERS, task=first, answer=answer)
         return replace(once, distance=sum(table.distance(best)) + 1)
     if table.distance(best)[0]:

@@ -34,6 +34,7 @@ def changed(answers: Sequence[Answer]) -> str:
     return f"it changes the arrays that it is given: {', '.join(names)}" if names else ""
 
 
+# What a problem may have that others have not.
 _SIZES: Mapping[str, Callable[[Given], bool]] = {
     "several texts": lambda given: given.shape[0] > 1,
     "several heads": lambda given: given.shape[1] > 1,
@@ -41,17 +42,18 @@ _SIZES: Mapping[str, Callable[[Given], bool]] = {
     "more keys than queries": lambda given: given.shape[3] > given.shape[2],
     "values of another width": lambda given: given.sizes.value_width != given.sizes.width,
 }
-WHERE: Mapping[str, Callable[[Given], bool]] = _SIZES | {
-    word: lambda given, name=name: name in given.asks  # type: ignore[misc]
-    for name, word in WORDS.items()
-}
+
+
+def _has(given: Given) -> set[str]:
+    sized = {words for words, has in _SIZES.items() if has(given)}
+    return sized | {words for name, words in WORDS.items() if name in given.asks}
 
 
 def only_with(wrong: Sequence[Task], every: Sequence[Task]) -> str:
     """What the problems with a wrong result have and no other has, or ""."""
-    own = {id(one) for one in wrong}
-    if 0 < len(wrong) < len(every):
-        for words, has in WHERE.items():
-            if all(has(one.given) == (id(one) in own) for one in every):
-                return words
-    return ""
+    right = [one for one in every if not any(one is other for other in wrong)]
+    if not wrong or not right:
+        return ""
+    shared = set.intersection(*(_has(one.given) for one in wrong))
+    shared -= {words for one in right for words in _has(one.given)}
+    return next((words for words in (*_SIZES, *WORDS.values()) if words in shared), "")

@@ -20,8 +20,8 @@ from regard.boundary.cached import cached_property
 from regard.compute.distances import slopes
 from regard.compute.rotary import turned
 from regard.diagnosis.gradient_probe import OF_ALL_TEXTS, GradientProbe
-from regard.diagnosis.probe import Probe
 from regard.diagnosis.mechanism import Mechanism
+from regard.diagnosis.probe import Probe
 from regard.diagnosis.surroundings import Surroundings
 from regard.errors import safe_text
 from regard.masks import Causal, Window

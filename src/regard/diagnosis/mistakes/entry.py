@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.boundary.cached import cached_property
-from regard.diagnosis.probe import Variant
 from regard.diagnosis.mistakes.programs import PROGRAMS, program_of
 from regard.diagnosis.mistakes.written import assignments, variants_of
+from regard.diagnosis.probe import Variant
 
 Family = Literal[
     "one head",

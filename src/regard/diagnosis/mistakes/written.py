@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant, turned
 from regard.diagnosis.mistakes.programs import HELPERS, PROGRAMS, Program, program_of
+from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant, turned
 
 Replacement = Callable[[Values, Probe], Any]
 Variants = tuple[Variant, ...]
