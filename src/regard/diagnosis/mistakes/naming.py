@@ -11,10 +11,10 @@ from itertools import islice
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.mistakes.written import Unfit
-from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 from regard.diagnosis.mistakes import REPLACING
 from regard.diagnosis.mistakes.entry import Mistake
+from regard.diagnosis.mistakes.written import Unfit
+from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 
 NEAR = 1e-5  # relative where a number is larger than 1
 MOST_VARIANTS = 6000

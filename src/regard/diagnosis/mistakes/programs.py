@@ -151,7 +151,14 @@ PROGRAMS: Mapping[str, Program] = {
     keep = «mask|square: mask»
     raw = q @ T(k) / np.sqrt(D)
     logits = «masked: np.where(keep, raw, -np.inf)»
-    weights = «after: softmax(logits)»
+    return softmax(logits) @ v
+""",
+        "return f(t.query, t.key, t.value, t.mask)",
+    ),
+    "masked softmax": Program(
+        """def attention(q, k, v, keep):
+    raw = q @ T(k) / np.sqrt(q.shape[-1])
+    weights = «after: softmax(np.where(keep, raw, -np.inf))»
     return weights @ v
 """,
         "return f(t.query, t.key, t.value, t.mask)",

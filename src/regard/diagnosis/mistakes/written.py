@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant, turned
 from regard.diagnosis.mistakes.programs import HELPERS, PROGRAMS, Program, program_of
+from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant, turned
 
 Replacement = Callable[[Values, Probe], Any]
 Variants = tuple[Variant, ...]
@@ -193,7 +193,7 @@ def _lengths(values: Values, probe: Probe) -> Array:
 
 
 def _maximum(values: Values, probe: Probe) -> Array:
-    largest = logits_of(values).max(-1, keepdims=True)
+    largest: Array = logits_of(values).max(-1, keepdims=True)
     own = probe.inputs.get("sink")
     return largest if own is None else np.maximum(largest, own[:, None, None])
 
