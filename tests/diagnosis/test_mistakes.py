@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,11 @@ def module_of(source: str) -> Any:
 def tasks_of(program: Program, function: Any) -> list[Task]:
     """Problems that ask all that the adapter of a program reads."""
     call, found = written(program.call, "numpy").call, []
+    mechanism = Stated(**program.stated).mechanism
     for own in SIZES:
         fields: frozenset[str] = frozenset()
         for _ in range(4):  # sizes depend on what is read
-            given = Given("own", Sizes(*own, past=3), fields)
+            given = Given("own", Sizes(*own, past=3), fields, mechanism=mechanism)
             view = TaskView(given)
             try:
                 with np.errstate(all="ignore"):
@@ -58,7 +60,7 @@ def tasks_of(program: Program, function: Any) -> list[Task]:
             fields |= reads_of(view)
         asks = fields & {"mask", "key_mask", "window", "scale"}
         asks |= {"key_mask"} if "lengths" in fields else set()
-        given = Given("own", Sizes(*own, past=3), fields, frozenset(asks), seed=3)
+        given = replace(given, fields=fields, asks=frozenset(asks), seed=3)
         if own[3] != own[4] and not given.has_own_keys:
             continue
         causal = program.stated["causal"]
@@ -105,7 +107,7 @@ def test_a_program_is_right_without_a_mistake(program):
 
 
 def near(source: str, lines: tuple[int, ...]) -> set[int]:
-    """The lines that read what wrong ones make, through a call too, and those of what these call."""
+    """The lines that read what wrong ones make, through a call too, and what these call."""
     functions = [one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.FunctionDef)]
     spans = {one.name: range(one.lineno, (one.end_lineno or 0) + 1) for one in functions}
     texts = dict(enumerate(source.splitlines(), 1))

@@ -21,6 +21,7 @@ from regard.diagnosis.mistakes.programs import PROGRAMS, Program
 from regard.diagnosis.mistakes.written import Unfit
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 from regard.diagnosis.result import Example, Line, Matrix, Outcome, Shown
+from regard.diagnosis.statements import Stated
 from regard.diagnosis.task import Given, Reading, Sizes, Task, TaskView, reads_of
 from regard.diagnosis.verdict import named
 from regard.errors import OptionError, safe_text
@@ -145,8 +146,9 @@ def _tasks(name: str, sizes: tuple[Sizes, ...], *, asking: bool = True) -> Itera
     causal = program.stated["causal"]
     aligned: Any = "start" if causal == "start" else "end"
     reading = Reading(bool(causal), aligned, **program.means)
+    mechanism = Stated(**program.stated).mechanism
     for own in sizes:
-        given = _asking_all(program, Given(_said(own), own, seed=2))
+        given = _asking_all(program, Given(_said(own), own, seed=2, mechanism=mechanism))
         if given is None or (own.queries != own.keys and not given.has_own_keys):
             continue
         given = given if asking else replace(given, asks=frozenset())

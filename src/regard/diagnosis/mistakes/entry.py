@@ -23,6 +23,7 @@ Family = Literal[
     "blocks of keys",
     "positions, softcap and sinks",
     "gradients",
+    "other scores",
 ]
 # wrong: ordinary inputs give wrong numbers. fragile: some inputs do, others do not.
 Severity = Literal["wrong", "fragile"]
