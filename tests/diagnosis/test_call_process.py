@@ -79,7 +79,9 @@ def test_lines_and_names_are_those_of_this_process(path):
     there = diagnose_target(f"{path}:attention", scale=0.5)
     here = diagnose_target(f"{path}:attention", in_process=True, scale=0.5)
     assert there == here
-    assert there.line == CODE.split("\n").index(next(x for x in CODE.split("\n") if "q @ k" in x)) + 1
+    assert (
+        there.line == CODE.split("\n").index(next(x for x in CODE.split("\n") if "q @ k" in x)) + 1
+    )
 
 
 def test_a_score_that_is_meant_is_known_in_both_processes(path):

@@ -74,7 +74,9 @@ def test_a_right_function_is_explained_line_by_line():
 
 
 def test_a_right_verdict_says_first_what_nobody_has_stated():
-    assert regard.diagnose(plain).summary == "plain is right, if full attention is meant, not causal"
+    assert (
+        regard.diagnose(plain).summary == "plain is right, if full attention is meant, not causal"
+    )
     assert regard.diagnose(plain, causal=False).summary == "plain is right"
     found = regard.diagnose(masked, causal=False)
     assert found.summary == "masked is right, if True in `mask` means attend"

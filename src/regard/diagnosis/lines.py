@@ -17,6 +17,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.call.adapter import Adapter
 from regard.diagnosis.call.asking import guarded, running
+from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.result import Departure, Line, Matrix, Shown
 from regard.diagnosis.task import Task
@@ -71,7 +72,7 @@ def _told(
     said = f"it comes right {found.said}" if found.how == "put" else found.said
     suspects = found.suspects[:MOST_SUSPECTS]
     departure = Departure(found.step, found.line, said, right, right_line, suspects)
-    return Told(departure, found.mistake, lines)
+    return Told(departure, found.mistake if found.mistake in all_mistakes() else "", lines)
 
 
 def _lines(

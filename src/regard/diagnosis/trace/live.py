@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 import linecache
+from collections import Counter
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -36,7 +37,9 @@ def code_of(thing: Any) -> Code:
 def in_force(thing: Any, code: Code, names: dict[str, Any]) -> Iterator[None]:
     """While this lasts the functions reached from one run rewritten; `names` are what they call."""
     own = [one for one in _functions(thing) if one.__code__.co_filename == code.file]
-    made = {_place(one): one for one in _codes(code.compiled)} if code.compiled else {}
+    every = [*_codes(code.compiled)] if code.compiled else []
+    often = Counter(map(_place, every))  # two lambdas on a line cannot be told apart
+    made = {_place(one): one for one in every if often[_place(one)] == 1}
     before: list[tuple[FunctionType, CodeType]] = []
     spaces = {id(one.__globals__): one.__globals__ for one in own}.values()
     try:

@@ -277,7 +277,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def statement(self, node: ast.stmt) -> list[ast.stmt]:
         """A statement, and what tells of the objects that it changes in place."""
-        if _is_function(node) or isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return [self.visit(node)]
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal):
             return [node]
@@ -442,7 +442,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def _plain(node: ast.expr) -> ast.expr | None:
