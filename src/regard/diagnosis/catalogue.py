@@ -1,4 +1,4 @@
-"""The catalogue as something to read: every mistake with its code and the first numbers that show it.
+"""The catalogue as something to read: every mistake with its code and the first numbers of it.
 
 `regard mistakes` and the site show the same. Must not know any function of a user's.
 """
@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,8 @@ from regard.diagnosis.mistakes.programs import PROGRAMS, Program
 from regard.diagnosis.mistakes.written import Unfit
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 from regard.diagnosis.result import Example, Line, Matrix, Outcome, Shown
-from regard.diagnosis.task import GRADIENTS, Given, Reading, Sizes, Task, TaskView, reads_of
+from regard.diagnosis.statements import Stated
+from regard.diagnosis.task import Given, Reading, Sizes, Task, TaskView, reads_of
 from regard.diagnosis.verdict import named
 from regard.errors import OptionError, safe_text
 
@@ -30,18 +32,22 @@ SEVERITIES = {
 }
 VISIBLE = 0.005  # smaller differences do not show in the printed digits
 # Texts, heads, key heads, queries, keys and widths, the smallest first.
-_TINY = (
-    (1, 1, 1, 2, 2, 2, 2),
-    (1, 1, 1, 3, 3, 2, 2),
-    (1, 1, 1, 2, 3, 2, 2),
-    (1, 1, 1, 5, 5, 2, 2),
-    (1, 2, 2, 2, 2, 2, 2),
-    (1, 2, 2, 2, 2, 3, 2),
-    (1, 2, 2, 3, 3, 4, 4),
-    (1, 4, 2, 2, 2, 2, 2),
-    (2, 2, 2, 2, 2, 2, 2),
-    (3, 4, 4, 4, 4, 4, 4),
+_TINY = tuple(
+    Sizes(*own, past=2)
+    for own in (
+        (1, 1, 1, 2, 2, 2, 2),
+        (1, 1, 1, 3, 3, 2, 2),
+        (1, 1, 1, 2, 3, 2, 2),
+        (1, 1, 1, 5, 5, 2, 2),
+        (1, 2, 2, 2, 2, 2, 2),
+        (1, 2, 2, 2, 2, 3, 2),
+        (1, 2, 2, 3, 3, 4, 4),
+        (1, 4, 2, 2, 2, 2, 2),
+        (2, 2, 2, 2, 2, 2, 2),
+        (3, 4, 4, 4, 4, 4, 4),
+    )
 )
+_USUAL = (Sizes(1, 1, 1, 4, 4, 4, 4),)
 
 
 def families() -> dict[str, list[Mistake]]:
@@ -106,7 +112,7 @@ def smallest_example(mistake: Mistake) -> tuple[Example | None, str]:
 
 def usual_check(mistake: Mistake) -> str:
     """Whether one head with as many queries as keys shows a mistake."""
-    task = next(_tasks(mistake.program, ((1, 1, 1, 4, 4, 4, 4),), asking=False), None)
+    task = next(_tasks(mistake.program, _USUAL, asking=False), None)
     if task is None:
         return ""
     departs, values = _departure(task.probe, mistake.variants[0])
@@ -134,22 +140,20 @@ def _tiny(program: str) -> tuple[Probe, ...]:
     return tuple(task.probe for task in _tasks(program, _TINY))
 
 
-def _tasks(name: str, sizes: tuple[tuple[int, ...], ...], *, asking: bool = True) -> Iterator[Task]:
+def _tasks(name: str, sizes: tuple[Sizes, ...], *, asking: bool = True) -> Iterator[Task]:
     """Tiny problems with everything in them that a program reads, or neutral ones."""
     program = PROGRAMS[name]
+    causal = program.stated["causal"]
+    aligned: Any = "start" if causal == "start" else "end"
+    reading = Reading(bool(causal), aligned, **program.means)
+    mechanism = Stated(**program.stated).mechanism
     for own in sizes:
-        given = Given(_said(own), Sizes(*own, past=2), seed=2)
-        given = _asking_all(program, given)
-        given = given and (given if asking else replace(given, asks=frozenset()))
-        if given is not None and (own[3] == own[4] or given.has_own_keys):
-            stated = program.stated["causal"]
-            reading = Reading(
-                bool(stated), "start" if stated == "start" else "end", **program.means
-            )
-            wanted = tuple(x for x in GRADIENTS if x in given.fields and x in _GRADIENTS)
-            yield Task(
-                given, given.fields, reading, wanted if "grad_output" in given.fields else ()
-            )
+        given = _asking_all(program, Given(_said(own), own, seed=2, mechanism=mechanism))
+        if given is None or (own.queries != own.keys and not given.has_own_keys):
+            continue
+        given = given if asking else replace(given, asks=frozenset())
+        wanted = _GRADIENTS if "grad_output" in given.fields else ()
+        yield Task(given, given.fields, reading, wanted)
 
 
 _GRADIENTS = ("query", "key", "value")
@@ -181,13 +185,13 @@ def _loaded(program: Program) -> object:
     return names["attention"]
 
 
-def _said(sizes: tuple[int, ...]) -> str:
+def _said(own: Sizes) -> str:
     """The sizes of a problem in words."""
-    batch, heads, shared, rows, keys, width, _ = sizes
-    parts = [f"{batch} texts"] * (batch > 1) + [f"{heads} heads"] * (heads > 1)
-    parts += [f"{shared} key heads"] * (shared < heads)
-    tokens = f"{rows} tokens" if rows == keys else f"{rows} queries, {keys} keys"
-    return ", ".join([*parts, tokens, *[f"width {width}"] * (width != 2)])
+    parts = [f"{own.batch} texts"] * (own.batch > 1) + [f"{own.heads} heads"] * (own.heads > 1)
+    parts += [f"{own.key_heads} key heads"] * (own.key_heads < own.heads)
+    tokens = f"{own.queries} queries, {own.keys} keys"
+    parts.append(f"{own.queries} tokens" if own.queries == own.keys else tokens)
+    return ", ".join([*parts, *[f"width {own.width}"] * (own.width != 2)])
 
 
 def _departure(probe: Probe, variant: Variant) -> tuple[str | None, dict[str, Array]]:

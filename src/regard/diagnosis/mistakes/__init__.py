@@ -12,6 +12,7 @@ from regard.diagnosis.mistakes import (
     heads,
     hiding,
     observed,
+    other_scores,
     positions,
     projections,
     scores,
@@ -31,6 +32,7 @@ REPLACING: tuple[Mistake, ...] = (
     *windows.MISTAKES,
     *blocks.MISTAKES,
     *gradients.MISTAKES,
+    *other_scores.MISTAKES,
 )
 # What several calls show, or how many digits come out; none replaces a step.
 OBSERVED: tuple[Mistake, ...] = observed.MISTAKES

@@ -5,7 +5,7 @@ Must not know any single mistake, nor how one is found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ Family = Literal[
     "blocks of keys",
     "positions, softcap and sinks",
     "gradients",
+    "other scores",
 ]
 # wrong: ordinary inputs give wrong numbers. fragile: some inputs do, others do not.
 Severity = Literal["wrong", "fragile"]
@@ -34,8 +35,8 @@ Lines = tuple[str, str]
 class Mistake:
     """One wrong way of computing attention: the textbook with a step replaced.
 
-    A step is replaced by a wrong line as people write it; `codes` has each way in which they do, and
-    the first is shown. What several calls alone show has none, and is a property.
+    A step is replaced by a wrong line as people write it; `codes` has each way in which they do,
+    and the first is shown. What several calls alone show has none, and is a property.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Mistake:
 def written(
     family: Family,
     lines: Lines,
-    table: Mapping[str, tuple[str | Lines, ...]],
+    table: Mapping[str, tuple[Sequence[str], ...]],
     program: str = "",
     severity: Severity = "wrong",
 ) -> tuple[Mistake, ...]:
@@ -84,8 +85,8 @@ def written(
     found = []
     for name, entry in table.items():
         title, why, *codes = (one for one in entry if isinstance(one, str))
-        cure = next((one for one in entry if not isinstance(one, str)), lines)
+        numpy, torch = next((one for one in entry if not isinstance(one, str)), lines)
         targets = frozenset(target for code in codes[:1] for target, _ in assignments(code))
         shown = program or (program_of(targets) if codes else "")
-        found.append(Mistake(name, family, title, why, *cure, tuple(codes), shown, severity))
+        found.append(Mistake(name, family, title, why, numpy, torch, tuple(codes), shown, severity))
     return tuple(found)

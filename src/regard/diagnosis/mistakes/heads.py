@@ -33,13 +33,15 @@ HEADS = {
     "heads_split_and_merged_without_transpose": (
         "heads are split and merged by reshape alone",
         "The two do not undo each other: attention ran within pieces of rows.",
-        "cut = packed.reshape(len(packed), heads, packed.shape[1], -1); merged = output.reshape(B, L, H * E)",
+        "cut = packed.reshape(len(packed), heads, packed.shape[1], -1); "
+        "merged = output.reshape(B, L, H * E)",
     ),
     "heads_interleaved": (
         "columns are dealt out to the heads in turn: (L, HD) is read as (L, D, H)",
         "Head h gets columns h, h + H, … instead of a block; weights trained elsewhere do not fit.",
         "cut = packed.reshape(*packed.shape[:2], -1, heads).transpose(0, 3, 1, 2)",
-        "cut = packed.reshape(*packed.shape[:2], -1, heads).transpose(0, 3, 1, 2); merged = output.transpose(0, 2, 3, 1).reshape(B, L, H * E)",
+        "cut = packed.reshape(*packed.shape[:2], -1, heads).transpose(0, 3, 1, 2); "
+        "merged = output.transpose(0, 2, 3, 1).reshape(B, L, H * E)",
     ),
     "heads_overlap": (
         "head h begins at column h instead of h · D: heads share columns, the last are not read",
@@ -66,7 +68,8 @@ HEADS = {
         "there is one head of the whole width, whatever number was asked for",
         "Nothing is split: one softmax serves all features.",
         "merged = attend(flat(q), flat(k), flat(v))",
-        "merged = softmax(np.where(keep[:, 0], flat(q) @ T(flat(k)) / np.sqrt(H * D), -np.inf)) @ flat(v)",
+        "merged = softmax("
+        "np.where(keep[:, 0], flat(q) @ T(flat(k)) / np.sqrt(H * D), -np.inf)) @ flat(v)",
     ),
     "heads_averaged": (
         "the heads are averaged instead of put side by side",
@@ -79,20 +82,21 @@ MIXED = {
     "batch_flattened": (
         "batch and rows are flattened together: queries attend to the keys of every text",
         "The batch axis has to stay apart; every shape is right at the end.",
-        "axes = attend(of_all_texts(q), of_all_texts(k), of_all_texts(v)).reshape(H, B, L, E).swapaxes(0, 1)",
+        "axes = attend(*map(of_all_texts, (q, k, v))).reshape(H, B, L, E).swapaxes(0, 1)",
         SPLIT,
     ),
     "heads_flattened": (
         "heads and rows are flattened together: queries attend to the keys of every head",
         "Each head has a softmax of its own.",
-        "axes = attend(of_all_heads(q), of_all_heads(k), of_all_heads(v)).reshape(B, H, L, E)",
+        "axes = attend(*map(of_all_heads, (q, k, v))).reshape(B, H, L, E)",
         SPLIT,
     ),
     "attention_over_heads": (
         "the heads attend to each other at every position, instead of the positions in every head",
         "The axes of heads and rows are exchanged: softmax has to run over the keys of one head.",
         "axes = attend(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2)",
-        "axes = attend(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2).reshape(B, L, H, E).swapaxes(1, 2)",
+        "axes = attend(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2)"
+        ".reshape(B, L, H, E).swapaxes(1, 2)",
         "axes = attend(*(a.swapaxes(1, 2) for a in (q, k, v)), causal=True).swapaxes(1, 2)",
         SPLIT,
     ),

@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.mistakes import REPLACING
+from regard.diagnosis.mistakes import REPLACING, other_scores
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.written import Unfit
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
@@ -64,7 +64,7 @@ def name(
 
 def _possible(probe: Probe, right: Collection[str]) -> Iterator[tuple[Mistake, Variant]]:
     """The variants that replace a step of a probe, and none that is right."""
-    for mistake in REPLACING:
+    for mistake in REPLACING if probe.is_plain else (*other_scores.MISTAKES, *REPLACING):
         for variant in mistake.variants:
             if not variant.absent and not probe.has_rules:
                 continue  # nothing is hidden

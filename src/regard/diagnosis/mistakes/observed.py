@@ -23,8 +23,8 @@ OBSERVED = {
     ),
     "state_kept": (
         "what is left of one call changes the next",
-        "A default such as cache=[] is made once and shared by every call; keys and values that are "
-        "kept are those of an earlier context.",
+        "A default such as cache=[] is made once and shared by every call; keys and values that "
+        "are kept are those of an earlier context.",
         (
             "def attend(x, cache=None): cache = [] if cache is None else cache",
             "k = self.k_proj(context)  # of the context of this call",

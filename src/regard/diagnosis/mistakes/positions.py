@@ -47,7 +47,8 @@ ROTARY = {
     "rotary_from_zero_in_each_call": (
         "with a cache, new tokens are turned as if they were at position 0",
         "Position i of a call is position past + i of the text.",
-        "new_queries = turn(queries, query_positions - past, frequencies); new_keys = turn(keys, new_positions - past, frequencies)",
+        "new_queries = turn(queries, query_positions - past, frequencies); "
+        "new_keys = turn(keys, new_positions - past, frequencies)",
         PLACES,
     ),
     "rotary_in_each_call": (
@@ -84,7 +85,8 @@ ROTARY = {
     "rotary_twice": (
         "rotary positions are applied twice",
         "Rows are turned by twice the angle: a distance counts as twice as far.",
-        "rotated_queries = turn(queries, 2 * query_positions, frequencies); rotated_keys = turn(keys, 2 * key_positions, frequencies)",
+        "rotated_queries = turn(queries, 2 * query_positions, frequencies); "
+        "rotated_keys = turn(keys, 2 * key_positions, frequencies)",
     ),
     "rotary_twice_on_keys": (
         "the keys are turned twice",

@@ -11,6 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from regard.normalizers import Proportional, Sigmoid
+from regard.scores import Additive, Cosine, Distance, Features, General
+
 # What some of them call; a source has those that it needs.
 HELPERS = """def T(x):
     return x.swapaxes(-1, -2)
@@ -42,6 +47,10 @@ def length(x):
 
 def apart(q, k):
     return np.linalg.norm(q[..., :, None, :] - k[..., None, :, :], axis=-1)
+
+
+def phi(x):
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
 
 def flat(heads):
@@ -121,6 +130,7 @@ _BACKWARD = """names = "query", "key", "value"
 return dict(zip(names, f(t.query, t.key, t.value, t.grad_output{})))"""
 _LAYER = """weights = t.W_q, t.W_k, t.W_v, t.W_o
 return f(t.embeddings, t.heads, *weights, t.b_q, t.b_k, t.b_v, t.b_o)"""
+_PARTS = np.linspace(-1, 1, 12).reshape(4, 3), np.linspace(1, -2, 12).reshape(4, 3)
 _PLAIN: Mapping[str, Any] = {"causal": False}
 _CAUSAL: Mapping[str, Any] = {"causal": "end"}
 
@@ -151,7 +161,14 @@ PROGRAMS: Mapping[str, Program] = {
     keep = «mask|square: mask»
     raw = q @ T(k) / np.sqrt(D)
     logits = «masked: np.where(keep, raw, -np.inf)»
-    weights = «after: softmax(logits)»
+    return softmax(logits) @ v
+""",
+        "return f(t.query, t.key, t.value, t.mask)",
+    ),
+    "masked softmax": Program(
+        """def attention(q, k, v, keep):
+    raw = q @ T(k) / np.sqrt(q.shape[-1])
+    weights = «after: softmax(np.where(keep, raw, -np.inf))»
     return weights @ v
 """,
         "return f(t.query, t.key, t.value, t.mask)",
@@ -224,7 +241,7 @@ PROGRAMS: Mapping[str, Program] = {
     q = split(x @ «W_q: W_q» + «b_q: b_q»)
     k = split(x @ «W_k: W_k» + «b_k: b_k»)
     v = split(x @ «W_v: W_v» + «b_v: b_v»)
-    output = attend(q, k, v)
+    output = softmax(q @ T(k) / np.sqrt(q.shape[-1])) @ v
     merged = «merged: output.swapaxes(1, 2).reshape(B, L, H * E)»
     projected = merged @ «W_o: W_o» + «b_o: b_o»
     return «projected_output: projected»
@@ -235,8 +252,8 @@ PROGRAMS: Mapping[str, Program] = {
         """def attention(x, heads, W):
     B, L, M = x.shape
     fused = x @ W
-    apart = «fused: fused.reshape(B, L, 3, heads, -1).transpose(2, 0, 3, 1, 4)»
-    output = attend(*apart)
+    q, k, v = «fused: fused.reshape(B, L, 3, heads, -1).transpose(2, 0, 3, 1, 4)»
+    output = softmax(q @ T(k) / np.sqrt(q.shape[-1])) @ v
     return output.swapaxes(1, 2).reshape(B, L, -1)
 """,
         """W = np.stack([t.W_q, t.W_k, t.W_v], 1)
@@ -250,7 +267,7 @@ return f(t.embeddings, t.heads, W.reshape(len(W), -1))""",
     asking, read = «embeddings: x», «context: context»
     q = split(asking @ «W_q: W_q»)
     k, v = split(read @ «W_k: W_k»), split(read @ W_v)
-    return flat(attend(q, k, v))
+    return flat(softmax(q @ T(k) / np.sqrt(q.shape[-1])) @ v)
 """,
         "return f(t.embeddings, t.context, t.heads, t.W_q, t.W_k, t.W_v)",
     ),
@@ -293,7 +310,7 @@ def attention(queries, keys, values):
     q = «rotated_queries: turn(queries, query_positions, frequencies)»
     k = «rotated_keys: turn(keys, key_positions, frequencies)»
     v = «values: values»
-    return attend(q, k, v)
+    return softmax(q @ T(k) / np.sqrt(D)) @ v
 """,
         _HEADS,
         means={"rotary": "halves"},
@@ -599,6 +616,84 @@ def attention(q, k, v, d_output):
         _BACKWARD.format(""),
         helper="blocks",
         makes=("d_queries", "d_keys_by_head", "d_values_by_head"),
+    ),
+    "cosines": Program(
+        """temperature = 0.5
+
+
+def attention(queries, keys, values):
+    D = queries.shape[-1]
+    unit_queries = «unit_queries: queries / length(queries)»
+    unit_keys = «unit_keys: keys / length(keys)»
+    cosines = unit_queries @ T(unit_keys)
+    logits = «scores: cosines / temperature»
+    return softmax(logits) @ values
+""",
+        _HEADS,
+        {"causal": False, "score": Cosine(temperature=0.5)},
+    ),
+    "additive score": Program(
+        """W_q = np.linspace(-1, 1, 12).reshape(4, 3)
+W_k = np.linspace(1, -2, 12).reshape(4, 3)
+u = np.array([1.0, -2.0, 0.5])
+
+
+def attention(q, k, v):
+    D = q.shape[-1]
+    query_parts, key_parts = q @ W_q, k @ W_k
+    hidden = query_parts[..., :, None, :] + key_parts[..., None, :, :]
+    logits = «scores: np.tanh(hidden) @ u»
+    return softmax(logits) @ v
+""",
+        _HEADS,
+        {"causal": False, "score": Additive(*_PARTS, np.array([1.0, -2.0, 0.5]))},
+    ),
+    "general score": Program(
+        """W = np.linspace(-1, 2, 16).reshape(4, 4)
+
+
+def attention(queries, k, v):
+    D = queries.shape[-1]
+    transformed_queries = «transformed_queries: queries @ W»
+    logits = «scores: transformed_queries @ T(k)»
+    return softmax(logits) @ v
+""",
+        _HEADS,
+        {"causal": False, "score": General(np.linspace(-1, 2, 16).reshape(4, 4))},
+    ),
+    "distances": Program(
+        """def attention(q, k, v):
+    D = q.shape[-1]
+    logits = «scores: -(apart(q, k) ** 2)»
+    return softmax(logits) @ v
+""",
+        _HEADS,
+        {"causal": False, "score": Distance()},
+    ),
+    "linear attention": Program(
+        """def attention(queries, keys, v):
+    S = keys.shape[-2]
+    query_features = «query_features: phi(queries)»
+    key_features = «key_features: phi(keys)»
+    scores = query_features @ T(key_features)
+    weights = «weights: scores / scores.sum(-1, keepdims=True)»
+    return weights @ v
+""",
+        _HEADS,
+        {"causal": False, "score": Features(), "normalize": Proportional()},
+    ),
+    "sigmoid": Program(
+        """shift = -1.0
+
+
+def attention(q, k, v):
+    logits = q @ T(k) / np.sqrt(q.shape[-1])
+    with_bias = «with_bias: logits + shift»
+    weights = «weights: 1 / (1 + np.exp(-with_bias))»
+    return weights @ v
+""",
+        _HEADS,
+        {"causal": False, "normalize": Sigmoid(bias=-1.0)},
     ),
 }
 

@@ -69,7 +69,7 @@ SCALES = {
         "scaled = scores / np.sqrt(E)",
     ),
     "width_from_axis_1": (
-        "the width is read from axis 1, and the scores are divided by the root of the number of heads",
+        "the width is read from axis 1 instead of the last one",
         "With four axes, axis 1 is that of the heads; the width is on the last one.",
         "scaled = scores / np.sqrt(H)",
     ),

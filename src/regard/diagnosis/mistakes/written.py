@@ -193,7 +193,7 @@ def _lengths(values: Values, probe: Probe) -> Array:
 
 
 def _maximum(values: Values, probe: Probe) -> Array:
-    largest = logits_of(values).max(-1, keepdims=True)
+    largest: Array = logits_of(values).max(-1, keepdims=True)
     own = probe.inputs.get("sink")
     return largest if own is None else np.maximum(largest, own[:, None, None])
 
@@ -239,6 +239,11 @@ NAMES: Mapping[str, Callable[[Values, Probe], Any]] = {
     "turn": lambda v, p: partial(_turn, p),
     "signed": lambda v, p: partial(_signed, p),
     "cap": lambda v, p: p.inputs["softcap"],
+    "temperature": lambda v, p: p.inputs["score_temperature"],
+    "W": lambda v, p: p.inputs["score_W"],
+    "u": lambda v, p: p.inputs["score_v"],
+    "hidden": lambda v, p: v["query_parts"][..., :, None, :] + v["key_parts"][..., None, :, :],
+    "shift": lambda v, p: p.inputs["normalize_bias"],
     "slopes": lambda v, p: v["positions_slopes"][:, None, None],
     "fused": _packed,
     "dq": lambda v, p: v["d_scores"] @ heads_of(v)[1],

@@ -38,4 +38,5 @@ def named(traced: Traced, substitute: Substitute | None) -> str:
 def _has_its_shape(problem: Problem, result: Mapping[str, Any] | None) -> bool:
     """Whether a run gave what is of the right shape; else a mistake says nothing of its numbers."""
     own = result or {}
-    return all(np.shape(own.get(name)) == one.shape for name, one in problem.expected.items())
+    right = problem.expected.items()
+    return all(name in own and np.shape(own[name]) == one.shape for name, one in right)
