@@ -1,4 +1,4 @@
-"""What several calls show together: equal calls that differ, changed arguments, where it is wrong.
+"""What several calls show together: equal calls that differ, what is mixed, where it is wrong.
 
 Must not know the textbook, nor any mistake.
 """
@@ -6,13 +6,15 @@ Must not know the textbook, nor any mistake.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from regard.diagnosis.call.asking import Answer
+from regard.diagnosis.call.asking import Answer, Ask
 from regard.diagnosis.survey import WORDS
 from regard.diagnosis.task import Given, Task
 
+NEAR = 1e-5  # what the order of sums may change
 DIFFERS = "two equal calls give different results"
 
 
@@ -32,6 +34,21 @@ def changed(answers: Sequence[Answer]) -> str:
     """That a function changes arrays that it is given, or ""."""
     names = dict.fromkeys(name for answer in answers for name in answer.changed)
     return f"it changes the arrays that it is given: {', '.join(names)}" if names else ""
+
+
+def mixed(ask: Ask, given: Given) -> str:
+    """Whether other numbers in one text or head change the result of another: the mistake, or ""."""
+    before = ask(given).arrays.get("output")
+    if before is None or before.shape != given.result_shape:
+        return ""
+    several = {"texts": len(before) > 1, "heads": before.ndim == 4 and given.sizes.key_heads > 1}
+    for moved, name in (("texts", "batch_elements_mixed"), ("heads", "heads_mixed")):
+        after = ask(replace(given, moved=moved)).arrays.get("output") if several[moved] else None
+        if after is not None and after.shape == before.shape:
+            last = (-1,) if moved == "texts" else (slice(None), -1)
+            if not np.allclose(after[last], before[last], NEAR, NEAR, equal_nan=True):
+                return name
+    return ""
 
 
 # What a problem may have that others have not.
