@@ -79,7 +79,8 @@ def _mistake(place: Place, found: Judgement, told: Told) -> str:
     if found.verdict == "fragile":
         return found.observed
     name = told.mistake or found.observed
-    if found.verdict != "wrong" or name or found.task is None or found.why == DIFFERS:
+    drawn = found.why == DIFFERS or told.why  # its process may have ended
+    if found.verdict != "wrong" or name or drawn or found.task is None:
         return name
     return mixed(place.asking(found.adapter), found.task.given)
 
