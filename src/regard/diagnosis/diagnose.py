@@ -78,11 +78,10 @@ def _mistake(place: Place, found: Judgement, told: Told) -> str:
     """The name of the mistake: what the calls of a right function show, or else what explains."""
     if found.verdict == "fragile":
         return found.observed
-    name = told.mistake or found.observed
     drawn = found.why == DIFFERS or told.why  # its process may have ended
-    if found.verdict != "wrong" or name or drawn or found.task is None:
-        return name
-    return mixed(place.asking(found.adapter), found.task.given)
+    if found.verdict != "wrong" or told.mistake or drawn or found.task is None:
+        return told.mistake
+    return mixed(place.asking(found.adapter), found.task.given) or found.observed
 
 
 def traced(found: Judgement) -> tuple[Task | None, tuple[Task, ...]]:

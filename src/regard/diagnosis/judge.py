@@ -168,7 +168,7 @@ def _wrong(own: Judgement, table: _Table, otherwise: tuple[Assumption, ...]) -> 
     compared = table.of(own.reading)
     wrong = [(task, answer) for task, off, answer in compared if off]
     wrong.sort(key=lambda one: not _fits(*one))
-    half = _Table([(one.given, answer) for one, _, answer in compared], UNITS["bfloat16"])
+    half = _Table([(one.given, answer) for one, _, answer in compared], UNITS["float16"])
     return replace(
         own,
         observed="" if half.distance(own.reading)[0] else "computed_in_half_precision",
