@@ -82,7 +82,7 @@ class Program:
     """A right attention, how an adapter calls it, and what its author states.
 
     Where the steps in `makes` are the results of a `helper` that works through blocks, a mistake is
-    in the helper, and what it makes of blocks of some size is what stands in their place.
+    in the helper, and what it makes of blocks of some size takes their place.
     """
 
     text: str
