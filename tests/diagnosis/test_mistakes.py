@@ -113,10 +113,10 @@ def near(source: str, lines: tuple[int, ...]) -> set[int]:
     texts = dict(enumerate(source.splitlines(), 1))
     around = {name for name, span in spans.items() for line in lines if line in span}
     calls = {n for n, text in texts.items() for name in around if re.search(rf"\b{name}\(", text)}
-    called = {name for line in lines for name in spans if re.search(rf"\b{name}\b", texts[line])}
     found = {*lines, *calls}
-    read = set().union(*(consuming_lines(source, line) for line in found))
-    return found | read | {line for name in called for line in spans[name]}
+    read = found.union(*(consuming_lines(source, line) for line in found))
+    called = {x for line in read for x in spans if re.search(rf"\b{x}\b", texts.get(line, ""))}
+    return read | {line for name in called for line in spans[name]}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from itertools import islice
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.mistakes import REPLACING, other_scores
+from regard.diagnosis.gradient_probe import GradientProbe
+from regard.diagnosis.mistakes import REPLACING, gradients, other_scores
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.written import Unfit
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
@@ -62,9 +63,16 @@ def name(
     return first
 
 
+def _tried(probe: Probe) -> tuple[Mistake, ...]:
+    """Every mistake, those of what is meant first."""
+    if isinstance(probe, GradientProbe):
+        return (*gradients.MISTAKES, *REPLACING)
+    return REPLACING if probe.is_plain else (*other_scores.MISTAKES, *REPLACING)
+
+
 def _possible(probe: Probe, right: Collection[str]) -> Iterator[tuple[Mistake, Variant]]:
     """The variants that replace a step of a probe, and none that is right."""
-    for mistake in REPLACING if probe.is_plain else (*other_scores.MISTAKES, *REPLACING):
+    for mistake in _tried(probe):
         for variant in mistake.variants:
             if not variant.absent and not probe.has_rules:
                 continue  # nothing is hidden

@@ -230,11 +230,6 @@ ALIBI = {
         "It is added after the scale.",
         "positioned = (scores - slopes * np.abs(i - j)) / np.sqrt(D)",
     ),
-    "alibi_unscaled_scores": (
-        "with ALiBi the scores are not scaled",
-        "The dot products are divided by √D before the penalty is subtracted.",
-        "positioned = scores - slopes * np.abs(i - j)",
-    ),
     "alibi_twice": (
         "ALiBi is subtracted twice",
         "slope·|i − j| is subtracted once.",

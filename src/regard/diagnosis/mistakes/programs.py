@@ -41,7 +41,7 @@ def attend(q, k, v, causal=False):
     return softmax(logits) @ v
 
 
-def length(x):
+def lengths_of(x):
     return np.linalg.norm(x, axis=-1, keepdims=True)
 
 
@@ -82,7 +82,7 @@ class Program:
     """A right attention, how an adapter calls it, and what its author states.
 
     Where the steps in `makes` are the results of a `helper` that works through blocks, a mistake is
-    in the helper, and what it makes of blocks of some size is what stands in their place.
+    in the helper, and what it makes of blocks of some size takes their place.
     """
 
     text: str
@@ -264,9 +264,9 @@ return f(t.embeddings, t.heads, W.reshape(len(W), -1))""",
     def split(packed):
         return packed.reshape(*packed.shape[:2], heads, -1).swapaxes(1, 2)
 
-    asking, read = «embeddings: x», «context: context»
-    q = split(asking @ «W_q: W_q»)
-    k, v = split(read @ «W_k: W_k»), split(read @ W_v)
+    q = split(«embeddings: x» @ «W_q: W_q»)
+    k = split(«context: context» @ «W_k: W_k»)
+    v = split(«context: context» @ W_v)
     return flat(softmax(q @ T(k) / np.sqrt(q.shape[-1])) @ v)
 """,
         "return f(t.embeddings, t.context, t.heads, t.W_q, t.W_k, t.W_v)",
@@ -623,8 +623,8 @@ def attention(q, k, v, d_output):
 
 def attention(queries, keys, values):
     D = queries.shape[-1]
-    unit_queries = «unit_queries: queries / length(queries)»
-    unit_keys = «unit_keys: keys / length(keys)»
+    unit_queries = «unit_queries: queries / lengths_of(queries)»
+    unit_keys = «unit_keys: keys / lengths_of(keys)»
     cosines = unit_queries @ T(unit_keys)
     logits = «scores: cosines / temperature»
     return softmax(logits) @ values

@@ -175,7 +175,7 @@ PROJECTIONS = {
         ),
     ),
 }
-# Of self-attention this would be the same as swapping queries and keys.
+# In self-attention this is the same as swapping queries and keys.
 CROSSED = {
     "W_q_and_W_k_swapped": (
         "W_q and W_k are swapped",

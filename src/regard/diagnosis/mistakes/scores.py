@@ -133,7 +133,7 @@ PRODUCTS = {
     "cosine_scores": (
         "queries and keys are normalised to length 1 first",
         "The dot product becomes a cosine: scores stay within ±1, and weights are almost equal.",
-        "scores = q / length(q) @ T(k / length(k))",
+        "scores = q / lengths_of(q) @ T(k / lengths_of(k))",
     ),
     "distance_scores": (
         "the scores are distances instead of dot products",

@@ -1,6 +1,6 @@
 """Wrong lines of code as variants of the textbook: the steps that they replace, and by what.
 
-A line is written as people write it, such as `scaled = scores / D`, and computes what stands in
+A line is written as people write it, such as `scaled = scores / D`, and computes what takes
 the place of a step from the right values of the others. It may use the names of all steps, sizes
 by their letters, and the names below. Must not know any single mistake.
 """
