@@ -37,7 +37,7 @@ def changed(answers: Sequence[Answer]) -> str:
 
 
 def mixed(ask: Ask, given: Given) -> str:
-    """Whether other numbers in one text or head change the result of another: the mistake, or ""."""
+    """The mistake where other numbers in one text or head change the result of another, or ""."""
     before = ask(given).arrays.get("output")
     if before is None or before.shape != given.result_shape:
         return ""
