@@ -1,11 +1,11 @@
-"""An attention with two faults that its author has not found; docs/diagnose.md diagnoses it."""
+"""An attention with a fault that its author has not found; docs/diagnose.md diagnoses it."""
 
 import numpy as np
 
 
 def attention(q, k, v, mask=None):
     """Attention over (…, L, D) arrays, True in the mask = attend."""
-    width = q.shape[1]
+    width = k.shape[-2]
     scores = q @ k.swapaxes(-1, -2) / np.sqrt(width)
     if mask is not None:
         scores = np.where(mask, scores, -1e9)
@@ -14,12 +14,9 @@ def attention(q, k, v, mask=None):
 
 
 def mended(q, k, v, mask=None):
-    """The same with the width read from the last axis and rows that see nothing left at 0."""
+    """The same with the width read from the last axis."""
     scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
-    if mask is None:
-        mask = np.ones(scores.shape[-2:], bool)
-    scores = np.where(mask, scores, -np.inf)
-    highest = scores.max(axis=-1, keepdims=True)
-    exponentials = np.exp(scores - np.where(np.isinf(highest), 0, highest))
-    sums = exponentials.sum(axis=-1, keepdims=True)
-    return exponentials / np.where(sums == 0, 1, sums) @ v
+    if mask is not None:
+        scores = np.where(mask, scores, -1e9)
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True) @ v

@@ -42,19 +42,29 @@ def _family(family: str, own: list[Mistake]) -> str:
 
 
 def _page(mistake: Mistake) -> str:
-    (part,) = tell(described(mistake.name)).parts
+    found = described(mistake.name)
+    (part,) = tell(found).parts
     facts = {fact.name: fact.text for fact in part.facts}
+    facts["Departs at"] = found.mistakes[0].step
     rows = [
         ("Name", f"`{mistake.name}`"),
         ("Kind", f"{mistake.severity}: {SEVERITIES[mistake.severity]}"),
     ]
-    for name in ("Departs at", "Usual check", "The same as"):
-        if name in facts:
+    for name in ("Departs at", "Usual check"):
+        if facts.get(name):
             rows.append((name, _text(facts[name])))
     text = f"# {_sentence(mistake.title)}\n\n{_text(mistake.why)}\n\n"
     text += "".join(f"{name}\n: {words}\n\n" for name, words in rows)
+    if mistake.codes:
+        text += f"## As people write it\n\n```python\n{_source(mistake)}\n```\n\n"
     text += f"## What to write instead\n\n{_code(mistake)}"
     return text + _example(part)
+
+
+def _source(mistake: Mistake) -> str:
+    """The code of its example, the wrong lines marked."""
+    lines = enumerate(mistake.source.rstrip().splitlines(), 1)
+    return "\n".join(f"{text}  # wrong" if n in mistake.lines else text for n, text in lines)
 
 
 def _code(mistake: Mistake) -> str:

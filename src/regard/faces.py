@@ -394,11 +394,11 @@ class Explanation(Trace):
 
 
 class Diagnosis(Outcome):
-    """Which mistake is in an attention: the verdict, and everything that it rests on.
+    """Whether an attention is right, and where it departs: the verdict, and what it rests on.
 
-    `verdict` is right; fragile (right on ordinary inputs, not on all); mistaken (with `mistakes`);
-    unknown (it differs in a way that the catalogue does not know, with the `nearest`); or unusable
-    (it could not be called, or never gave an output).
+    `verdict` is right; fragile (right on ordinary inputs, not on all); wrong (with the `line` and
+    the step where it departs, and `mistakes` where it has a name); unknown; or not_callable (with
+    an `adapter` to edit). `lines` are those of the function, each with the steps that it makes.
     """
 
     @classmethod
@@ -425,7 +425,7 @@ class Diagnosis(Outcome):
 
         Examples
         --------
-        >>> Diagnosis("f", "right", "f is right", "f(q, k, v)").to_html("diagnosis.html")
+        >>> Diagnosis("f", "right", "f is right").to_html("diagnosis.html")
         """
         from regard.views import diagnosis
 

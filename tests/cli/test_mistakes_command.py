@@ -26,15 +26,15 @@ def test_every_mistake_is_listed_with_its_title():
         assert f"{mistake.name} {' '.join(mistake.title.split())}" in listed
 
 
-# One of each kind: plain, in words alone, of positions, of gradients, of linear attention.
+# One of each kind: plain, in words alone, of positions, of gradients, of blocks.
 @pytest.mark.parametrize(
     "name",
     [
         "scale_by_width",
-        "stale_context",
+        "state_kept",
         "rotary_sign_lost",
         "delta_forgotten",
-        "linear_unnormalised",
+        "block_output_not_rescaled",
     ],
 )
 def test_a_mistake_is_shown_with_what_to_write_instead(name):

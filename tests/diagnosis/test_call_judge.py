@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from judged import judge_function
 from regard.diagnosis.call.asking import running
-from regard.diagnosis.door import judge_function
 from regard.errors import OptionError
 
 
@@ -89,7 +89,7 @@ class _first:
 def test_unstated_order_is_tried_both_ways_and_said(late):
     found = judge_function(lambda q, k, v: causal(q, k, v, late), of_arrays)
     assert found.verdict == "right"
-    assert names(found)["causal"] == "later keys are meant to be hidden"
+    assert names(found)["causal"] == "causal attention is meant"
     assert ("last" if late else "first") in names(found)["aligned"]
 
 

@@ -318,7 +318,7 @@ def test_an_overview_as_a_dataframe_has_a_row_for_each_head():
 def test_a_diagnosis_as_a_dataframe_lists_what_was_observed():
     frame = regard.diagnose(lambda q, k, v: q @ k.swapaxes(-1, -2) @ v).to_dataframe()
     assert list(frame.columns) == ["kind", "name", "title", "state", "detail"]
-    assert {"ability", "property"} <= set(frame["kind"])
+    assert {"line", "problem", "assumption"} <= set(frame["kind"])
 
 
 def test_without_pandas_the_error_says_what_to_install(monkeypatch):

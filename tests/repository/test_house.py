@@ -55,13 +55,11 @@ explanation.step
 explanation.trace
 explanation.contributions explanation.questions
 explanation.build
-models.overview diagnosis.result
-diagnosis.reading
-diagnosis.forms
-diagnosis.calls
+models.overview diagnosis.result diagnosis.surroundings diagnosis.mechanism
+diagnosis.probe
+diagnosis.gradient_probe
 diagnosis.process diagnosis.mistakes
 diagnosis.trace
-diagnosis.judging
 views
 faces
 models diagnosis

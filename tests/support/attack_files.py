@@ -28,7 +28,7 @@ import tiny_decoder
 from places import ROOT
 from regard.bench.compare import read_run
 from regard.cli.on_disk import load_npy
-from regard.diagnosis.reading.target import code_cells
+from regard.diagnosis.process.target import code_cells
 from regard.errors import RegardError, safe_text
 from regard.problems.files import load_target
 from regard.problems.schema import mapping_from_problem

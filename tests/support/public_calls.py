@@ -51,6 +51,7 @@ IN_OPTIONS = {"mask", "bias", "offset", "scale", "softcap", "sink"}
 BESIDE = {
     ("regard.Explanation.without", "key"),  # the name of a row
     ("regard.diagnose", "mask"),  # how masks are read
+    ("regard.diagnose", "scale"),  # what is meant
     ("regard.interop.onnx.Backend.run_node", "inputs"),  # Q, K and V
     ("regard.interop.onnx.PreparedModel.run", "inputs"),
     *(("regard.interop.zarr.attention", one) for one in ("output", "lse", "memory", "workers")),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.calls.probe import Probe
+from regard.diagnosis.probe import Probe
 from regard.diagnosis.trace.depart import Departure, trace
 from regard.diagnosis.trace.rewrite import Code, rewritten
 from regard.diagnosis.trace.traced import Traced

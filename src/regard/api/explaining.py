@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from regard.boundary import answering
@@ -114,64 +114,60 @@ def explain(
 def diagnose(
     function: Callable[..., Any],
     *,
-    signature: Mapping[str, str] | str | None = None,
-    heads: int | None = None,
+    call: Callable[[Any, Any], Any] | None = None,
+    mask: Literal["attend", "hide", "add"] | None = None,
     causal: bool | Literal["start", "end"] | None = None,
-    mask: Literal["keep", "keep01", "add", "hide", "hide01"] | None = None,
     window: Literal["inclusive", "exclusive"] | None = None,
-    time_limit: float = 10.0,
+    scale: float | Literal["none"] | None = None,
+    heads: int | None = None,
     score: Any = "dot",
     normalize: Any = "softmax",
-    layout: str | None = None,
     library: Literal["numpy", "torch", "jax"] | None = None,
 ) -> Diagnosis:
-    """Find the mistake in an attention function.
+    """Find out whether an attention function is right, and where it departs from the textbook.
 
-    The function is called on a few dozen small designed problems, and what comes back is compared
-    with the textbook and with a catalogue of wrong ways to compute attention.
+    The function is called on a few dozen small problems, and what comes back is compared with the
+    textbook. Then the values of its own lines are: each line is told which step it makes, and
+    the first that is wrong. Nothing is read of what code says, only what it computes.
 
     Parameters
     ----------
     function : callable
-        Takes query, key, value (and a mask, a causal flag, a scale, a window, a cache, a number of
-        heads); or of embeddings and weight matrices; or a torch Module. NumPy, torch or JAX; two
-        to four axes, or a single query. How to call it is found out, and said in `called`.
-    signature : mapping or str, optional
-        What its parameters mean where their names do not tell: ``{"a": "query", "m": "keep"}`` or
-        ``"a=query, m=keep"``.
-    heads : int, optional
-        How many heads a Module has, where it does not say.
+        A function, an object or a class such as a torch Module. NumPy, torch or JAX.
+    call : callable, optional
+        How it is called: ``lambda f, t: f(t.query, t.key, t.value, pad=~t.key_mask)``. `t` has the
+        fields of one problem, such as query, key, value (B, H, L, D), mask (True = attend), causal,
+        embeddings, W_q; the result is (B, H, L, E) or (B, L, M), or a dict of gradients by fields.
+        What it reads is asked. If None, a table of usual names and layouts is tried; where that
+        tells no call, the verdict is not_callable, with an adapter to edit.
+    mask : {"attend", "hide", "add"}, optional
+        What True in a mask argument means, or that the mask is added. An adapter says it itself.
     causal : bool or {"start", "end"}, optional
-        Whether it always hides later keys; or where causal attention has to align unequal numbers
-        of queries and keys. Found out if None, and either alignment is then right.
-    mask : {"keep", "keep01", "add", "hide", "hide01"}, optional
-        How its mask has to be read: True = attend, 1 = attend, 0 and −inf to be added, True = hide,
-        1 = hide. Found out if None, and any of them is then right.
+        Whether later keys are meant to be hidden; or which tokens are aligned, where there are
+        fewer queries than keys.
     window : {"inclusive", "exclusive"}, optional
-        Whether its window counts the query's own key. Found out if None.
-    time_limit : float
-        Seconds that one call may take, where it can be interrupted.
+        Whether a window argument counts the query's own key.
+    scale : float or "none", optional
+        What multiplies the scores; "none" is 1. If None, 1/√D.
+    heads : int, optional
+        How many heads it has, where it does not say.
     score : "dot" or an object of `regard.scores`, or a `regard.textbook.Mechanism`
-        What the function is meant to compute its scores with; its parameters are those inside the
-        function, whose queries and keys have the width of score's matrices. For functions of query,
-        key and value.
+        What it is meant to compute its scores with.
     normalize : "softmax" or an object of `regard.normalizers`
-        How it is meant to make weights of logits.
-    layout : str, optional
-        The axes of its arrays in their order, such as ``"(B, L, H, D)"``: B batch, H heads, L rows,
-        D their width, M the width of embeddings. Found out if None.
+        How it is meant to make weights of scores.
     library : {"numpy", "torch", "jax"}, optional
-        Whose arrays it takes. If None, the library that its code uses, or else the next one.
+        Whose arrays it takes. If None, the library that its code uses.
 
     Returns
     -------
     Diagnosis
-        `verdict` is right, fragile, mistaken, unknown or unusable. Printing it says why.
+        `verdict` is right, fragile, wrong, unknown or not_callable; `lines` has the source with
+        what each line makes. Printing it says why.
 
     Raises
     ------
     OptionError
-        If the roles of its parameters cannot be found out, or an option makes no sense.
+        If an option makes no sense, or says nothing beside an adapter.
 
     Notes
     -----
@@ -181,27 +177,29 @@ def diagnose(
     --------
     >>> import numpy as np
     >>> def mine(q, k, v):
-    ...     scores = q @ k.T / np.sqrt(k.shape[0])
+    ...     scores = q @ k.swapaxes(-1, -2) / np.sqrt(k.shape[-2])
     ...     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     ...     return weights / weights.sum(axis=-1, keepdims=True) @ v
-    >>> diagnose(mine).summary
-    'mine is mistaken: the scores are divided by √S, the number of keys, instead of √D'
+    >>> diagnosis = diagnose(mine)
+    >>> diagnosis.verdict, diagnosis.line
+    ('wrong', 2)
+    >>> diagnosis.mistakes[0].title
+    'the scores are divided by √S, the number of keys, instead of √D'
     """
-    from regard.diagnosis import verdict
+    from regard.diagnosis import diagnose as questions
     from regard.faces import Diagnosis
 
     return Diagnosis.of(
-        verdict.diagnose(
+        questions.diagnose(
             function,
-            signature=signature,
-            heads=heads,
-            causal=causal,
+            call,
             mask=mask,
+            causal=causal,
             window=window,
-            time_limit=time_limit,
+            scale=scale,
+            heads=heads,
             score=score,
             normalize=normalize,
-            layout=layout,
             library=library,
         )
     )

@@ -1,4 +1,4 @@
-"""`regard diagnose`: which mistake is in an attention."""
+"""`regard diagnose`: whether an attention is right, and which of its lines is wrong."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Examples:
   regard diagnose my_attention.py
   regard diagnose my_attention.py:attention
   regard diagnose my_attention.py:attention --html diagnosis.html --open
-  regard diagnose package.module:attention --mask keep --causal end
-  regard diagnose notebook.ipynb:attention --signature "a=query, b=key, c=value"
+  regard diagnose package.module:attention --causal end
+  regard diagnose notebook.ipynb:attention --call adapters.py:call
 """
 
 
@@ -25,37 +25,36 @@ def diagnose(
         help="file.py:name, module:name, book.ipynb:name. Without :name, the one function in the "
         "file that can be an attention; if there are several, they are listed.",
     ),
-    signature: str | None = option(
-        "P=ROLE,…", "Meaning of its parameters, such as a=query, b=key."
+    call: str | None = option(
+        "FILE:NAME", "An adapter: call(f, t) calls it with the fields of a problem."
     ),
-    heads: int | None = option("N", "Number of heads."),
+    mask: str | None = option("attend|hide|add", "What True in a mask means; or it is added."),
     causal: str | None = option(
-        "yes|no|start|end", "Whether it is always causal, or how unequal lengths align."
+        "yes|no|start|end", "Whether later keys are hidden, or how unequal lengths align."
     ),
-    mask: str | None = option("KIND", "How a mask is read: keep, keep01, add, hide or hide01."),
     window: str | None = option(
         "inclusive|exclusive", "Whether a window counts the query's own key."
     ),
-    time_limit: float = option("SECONDS", "Time limit of one call.", default=10.0),
+    scale: str | None = option("NUMBER|none", "What multiplies the scores, if not 1/√D."),
+    heads: int | None = option("N", "Number of heads."),
     score: str | None = option(
         "SCORE", "Score that is meant: cosine, cosine:temperature=0.5, distance, features."
     ),
     normalize: str | None = option(
         "NAME", "Normalization that is meant: sigmoid, sigmoid:bias=-1, hard, sparsemax."
     ),
-    layout: str | None = option("AXES", "Axes of its arrays, such as BLHD, LD or DL."),
     library: str | None = option("numpy|torch|jax", "Whose arrays it takes."),
-    strict: bool = flag("--strict", "Exit with 1 for fragile as for mistaken."),
+    strict: bool = flag("--strict", "Exit with 1 for fragile as for wrong."),
     in_process: bool = flag("--in-process", "Call it in this process, not in a child process."),
     as_json: bool = flag("--json", "Print JSON and nothing else."),
     html: str | None = option("OUT.html", "Write the diagnosis as one HTML file."),
     show: bool = flag("--open", "Open that file in the browser."),
     force: bool = flag("--force", "Let --html overwrite a file."),
 ) -> None:
-    """Find the mistake in an attention function: exit code 0 right, 1 mistaken, 2 not run."""
+    """Find where an attention function is wrong: exit code 0 right, 1 wrong, 2 not callable."""
     from regard.diagnosis.choice import choose
     from regard.diagnosis.isolation import diagnose_target
-    from regard.diagnosis.reading.target import files_of
+    from regard.diagnosis.process.target import files_of
 
     target, chosen = choose(target)
     if html is None:
@@ -63,13 +62,11 @@ def diagnose(
     else:
         check_targets({"html": html}, force=force, inputs=files_of(target))
     options: dict[str, Any] = {
-        "signature": signature,
-        "heads": heads,
-        "causal": {"yes": True, "no": False}.get(causal or "", causal),
         "mask": mask,
+        "causal": {"yes": True, "no": False}.get(causal or "", causal),
         "window": window,
-        "time_limit": time_limit,
-        "layout": layout,
+        "scale": _number(scale),
+        "heads": heads,
         "library": library,
     }
     for name, text in (("score", score), ("normalize", normalize)):
@@ -79,7 +76,7 @@ def diagnose(
             options[name] = spelled(name, text)
     if chosen and not as_json:
         typer.echo(chosen, err=True)
-    found = diagnose_target(target, options, in_process=in_process)
+    found = diagnose_target(target, call, in_process=in_process, **options)
     if as_json:
         print_json(found.to_json())
     else:
@@ -92,3 +89,11 @@ def diagnose(
         diagnosis.write(html, found, force=force)
         saved(html, show)
     raise typer.Exit(1 if strict and found.verdict == "fragile" else found.exit_code)
+
+
+def _number(text: str | None) -> float | str | None:
+    """A number, or the text, which is refused where it is no word for one."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text

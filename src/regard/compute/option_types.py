@@ -6,7 +6,7 @@ Owns the types of arrays and the options of each call. The signatures have the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Literal, Protocol, Required, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
@@ -261,13 +261,12 @@ class StepForBoth(Step, Generic[A], total=False):
 class DiagnoseOptions(TypedDict, total=False):
     """As in its signature."""
 
-    signature: Mapping[str, str] | str | None
-    heads: int | None
+    call: Callable[[Any, Any], Any] | None
+    mask: Literal["attend", "hide", "add"] | None
     causal: bool | Literal["start", "end"] | None
-    mask: Literal["keep", "keep01", "add", "hide", "hide01"] | None
     window: Literal["inclusive", "exclusive"] | None
-    layout: str | None
+    scale: float | Literal["none"] | None
+    heads: int | None
     library: Literal["numpy", "torch", "jax"] | None
-    time_limit: float
     score: Score | Literal["dot"]
     normalize: Normalizer | Literal["softmax"]

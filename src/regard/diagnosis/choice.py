@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.boundary.files import about, read_file
-from regard.diagnosis.reading.parameter_names import role_of
-from regard.diagnosis.reading.signature import ARRAYS, Parameter, with_roles
-from regard.diagnosis.reading.target import MAX_BYTES, code_cells, is_file
+from regard.diagnosis.call.table import PARAMETERS
+from regard.diagnosis.process.target import MAX_BYTES, code_cells, is_file
 from regard.errors import OptionError, ProblemError, safe_text
 
 MOST = 8  # functions that a message lists
@@ -25,13 +24,13 @@ class _Definition(NamedTuple):
 
     name: str
     text: str  # with its parameters
-    roles: frozenset[str | None]  # those of its parameters; empty if it can be no attention
+    roles: frozenset[str]  # what its parameters are by the table
 
 
 def choose(target: str) -> tuple[str, str]:
     """The target with a function, and a sentence if it was chosen here: `file.py` has no `:name`.
 
-    A function that takes queries, keys and values comes before one that takes one array. An
+    A function that takes queries comes before one that takes embeddings, by the table of names. An
     OptionError lists the functions if several will do, or none; a ProblemError says why the file
     cannot be read.
     """
@@ -41,8 +40,10 @@ def choose(target: str) -> tuple[str, str]:
         return target, ""
     found = {one.name: one for one in _definitions(target) if not one.name.startswith("_")}
     fitting: list[_Definition] = []
-    for role in ("query", "x"):
+    for role in ("query", "embeddings"):
         fitting = fitting or [one for one in found.values() if role in one.roles]
+    if len(found) == 1:
+        fitting = [*found.values()]
     place = safe_text(target, 100)
     if len(fitting) == 1:
         (chosen,) = fitting
@@ -57,7 +58,7 @@ def choose(target: str) -> tuple[str, str]:
     has = f"; it has {_listed([*found.values()])}" if found else ""
     raise OptionError(
         f"{place} has no function that is recognised as an attention{has}; name one, as in "
-        f"{place}:function, and say with --signature what its parameters are"
+        f"{place}:function"
     )
 
 
@@ -96,25 +97,7 @@ def _nodes(place: str) -> Iterator[ast.stmt]:
 
 
 def _definition(name: str, arguments: ast.arguments) -> _Definition:
-    parameters = _parameters(arguments)
-    required = sum(one.required for one in parameters)
-    told = required in (1, 3, 4) or any(role_of(one.name) for one in parameters)
-    try:
-        roles = frozenset(one.role for one in with_roles(parameters, {})[0] if told)
-    except OptionError:
-        roles = frozenset()
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    known = (PARAMETERS.get(one.arg.lower()) for one in every)
+    roles = frozenset(one.role for one in known if one is not None)
     return _Definition(name, safe_text(f"{name}({ast.unparse(arguments)})", 100), roles)
-
-
-def _parameters(arguments: ast.arguments) -> list[Parameter]:
-    ordinary = [*arguments.posonlyargs, *arguments.args]
-    if arguments.vararg is not None and not (ordinary or arguments.kwonlyargs):
-        return [Parameter(name, None) for name in ARRAYS]
-    required = len(ordinary) - len(arguments.defaults)
-    return [
-        *(Parameter(one.arg, None, n < required) for n, one in enumerate(ordinary)),
-        *(
-            Parameter(one.arg, None, default is None, keyword=True)
-            for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        ),
-    ]

@@ -10,34 +10,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from regard.diagnosis.call.adapter import Adapter, Way
-from regard.diagnosis.call.asking import Ask, asking
+from regard.diagnosis.call.asking import Ask
 from regard.diagnosis.call.modules import is_object, subjects_of
 from regard.diagnosis.call.search import Search, find_adapters, subject_of
 from regard.diagnosis.call.skeleton import skeleton
 from regard.diagnosis.judge import Judgement, judge_best
-from regard.diagnosis.reading.libraries import framework_of
+from regard.diagnosis.process.libraries import framework_of
+from regard.diagnosis.result import NotAsked
 from regard.diagnosis.statements import Stated
-from regard.diagnosis.survey import NotAsked
 from regard.errors import safe_text
 
 MOST_TOLD = 8  # reasons why calls failed
-
-
-def judge_function(
-    function: Any, call: Callable[[Any, Any], Any] | None = None, **statements: Any
-) -> Judgement:
-    """Whether a function is right, as `call(function, t)` calls it, or as the table does.
-
-    Examples
-    --------
-    >>> import regard
-    >>> judge_function(regard.attention, lambda f, t: f(t.query, t.key, t.value)).verdict
-    'right'
-    """
-    stated = Stated(**statements)
-    library = stated.library or library_of(function)
-    ways = ways_of(function, call, library, stated)
-    return judge_ways(ways, lambda one: asking(function, one, library), stated)
 
 
 def judge_ways(ways: Iterator[Way], ask: Callable[[Adapter], Ask], stated: Stated) -> Judgement:
@@ -67,7 +50,7 @@ def ways_of(
     function: Any, call: Callable[[Any, Any], Any] | None, library: str, stated: Stated
 ) -> Iterator[Way]:
     """How a function may be called: by the adapter that is given, or else as the table has it."""
-    name = safe_text(getattr(function, "__name__", type(function).__name__), 60)
+    name = name_of(function)
     if call is not None:
         yield Way((Adapter(call),), name)
         return
@@ -78,6 +61,11 @@ def ways_of(
             found = True
             yield Way(tuple(group), name)
     yield Way(name=name) if found else _not_callable(function, name, searches, library)
+
+
+def name_of(function: Any) -> str:
+    """What a function, a class or an object is called in a verdict."""
+    return safe_text(getattr(function, "__name__", type(function).__name__), 60)
 
 
 def library_of(function: Any) -> str:

@@ -1,8 +1,8 @@
 """The diagnosis of a function that runs in another process.
 
-This process computes the verdict; the other one only loads and calls the function. If that hangs,
-crashes, exits, writes anything else or takes too much memory, its process ends and the diagnosis
-says so. Must not know any view.
+This process computes the verdict; the other one only loads, calls and traces the function. If that
+hangs, crashes, exits, writes anything else or takes too much memory, its process ends and the
+diagnosis says so. Must not know any view.
 """
 
 from __future__ import annotations
@@ -14,24 +14,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from regard.diagnosis.call import remote
 from regard.diagnosis.call.adapter import Adapter, Way
-from regard.diagnosis.call.asking import Answer
-from regard.diagnosis.call.asking import Ask as AskGiven
-from regard.diagnosis.calls.convention import Ask, CallResult, Question
-from regard.diagnosis.judge import Judgement, not_judged
+from regard.diagnosis.call.asking import Answer, Ask
+from regard.diagnosis.lines import Told
 from regard.diagnosis.process import protocol, supervisor
-from regard.diagnosis.process.running import MAX_BYTES
-from regard.diagnosis.reading.signature import Callee
-from regard.diagnosis.reading.target import load
+from regard.diagnosis.process.target import load
 from regard.diagnosis.result import Finding, Outcome
 from regard.diagnosis.statements import Stated
-from regard.diagnosis.task import Given
+from regard.diagnosis.task import Given, Task
 from regard.errors import OptionError, ProblemError, safe_text
+from regard.problems.mechanisms import write
 
 LOADING_SECONDS = 120.0  # loading a file may import torch
 # A call interrupts itself at its limit, unless it is in native code: its process then gets this.
@@ -48,45 +45,38 @@ class ConnectionLostError(Exception):
 
 
 def diagnose_target(
-    target: str, options: Mapping[str, Any], *, in_process: bool = False
+    target: str, call: str | None = None, *, in_process: bool = False, **statements: Any
 ) -> Outcome:
     """The diagnosis of the function that `target` names, in another process or in this one.
 
-    The errors are those of `regard.diagnose`, and a ProblemError if the target cannot be loaded.
+    `call` names an adapter in the same way. The errors are those of `regard.diagnose`, and a
+    ProblemError if one of them cannot be loaded.
     """
+    stated = Stated(**statements)
     if in_process:
-        from regard.diagnosis.verdict import diagnose
+        from regard.diagnosis.diagnose import diagnose
 
-        return diagnose(load(target), **options)
+        return diagnose(load(target), None if call is None else load(call), **statements)
     process = _Process()
     try:
-        return process.diagnosed(target, options)
+        return process.diagnosed(target, call, stated)
     finally:
         process.end()
 
 
-def judge_target(target: str, call: str | None = None, **statements: Any) -> Judgement:
-    """The judgement of the function that `target` names, which runs in another process.
-
-    `call` names an adapter in the same way. The errors are those of `diagnose_target`.
-    """
-    from regard.diagnosis.door import judge_ways
-
-    stated = Stated(**statements)
-    process = _Process("regard.diagnosis.call.worker")
-    try:
-        process.begin({"target": target, "call": call, "stated": asdict(stated)})
-        return judge_ways(process.ways(), process.asking, stated)
-    except ConnectionLostError as lost:
-        return not_judged(lost.args[1])
-    finally:
-        process.end()
+def _as_request(stated: Stated) -> dict[str, Any]:
+    """What is stated as JSON; a score and a normalization as a file has them."""
+    own = {one.name: getattr(stated, one.name) for one in fields(stated)}
+    for name in ("score", "normalize"):
+        if not isinstance(own[name], str):
+            own[name] = write(own[name])
+    return own
 
 
 class _Process:
     """The supervisor and its worker, and a thread that ends them when an answer is late."""
 
-    def __init__(self, worker: str = "regard.diagnosis.process.worker") -> None:
+    def __init__(self) -> None:
         self._key = os.urandom(supervisor.KEY_BYTES)
         self._number = 0
         self._adapters: list[Adapter] = []
@@ -95,7 +85,7 @@ class _Process:
         self._over = threading.Event()
         self._last_words: tuple[str, int] | None = None
         self._supervisor = subprocess.Popen(
-            [sys.executable, "-P", supervisor.__file__, worker],
+            [sys.executable, "-P", supervisor.__file__, "regard.diagnosis.call.worker"],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -108,24 +98,26 @@ class _Process:
         self._watchdog = threading.Thread(target=self._watch, daemon=True)
         self._watchdog.start()
 
-    def diagnosed(self, target: str, options: Mapping[str, Any]) -> Outcome:
+    def diagnosed(self, target: str, call: str | None, stated: Stated) -> Outcome:
         """The diagnosis; if the process ends early, that is its finding."""
-        from regard.diagnosis.verdict import diagnose  # loaded while the worker starts
+        from regard.diagnosis.diagnose import diagnose_at  # loaded while the worker starts
 
         name = safe_text(target.rpartition(":")[2], 60)
         try:
-            found = diagnose(target, connect=self._connect, **options)
+            self._begin({"target": target, "call": call, "stated": _as_request(stated)})
+            found = diagnose_at(self, name, stated)
         except ConnectionLostError as lost:
             kind, text = lost.args
-            summary, finding = f"{name} could not be diagnosed: {text}", f"{name}: {text}"
-            return Outcome(name, "unusable", summary, "", findings=(Finding(kind, finding),))
+            finding = Finding(kind, f"{name}: {text}")
+            summary = f"{name} could not be diagnosed: {text}"
+            return Outcome(name, "not_callable", summary, findings=(finding,))
         _, left = self.end()
         if left == 0:
             return found
         text = f"{name} left {left} process{'es' if left > 1 else ''} running; ended with it"
         return replace(found, findings=(*found.findings, Finding("leaves_processes", text)))
 
-    def begin(self, request: Mapping[str, Any]) -> None:
+    def _begin(self, request: Mapping[str, Any]) -> None:
         """Load a function and its adapter."""
 
         def read(message: protocol.Message) -> None:
@@ -151,13 +143,14 @@ class _Process:
             self._adapters += way.adapters
             yield way
 
-    def asking(self, adapter: Adapter) -> AskGiven:
+    def asking(self, adapter: Adapter) -> Ask:
         """What asks for one call with an adapter."""
-        own = next(place for place, one in enumerate(self._adapters) if one is adapter)
+        own = self._number_of(adapter)
 
         def ask(given: Given) -> Answer:
+            request = {"adapter": own, "given": remote.asked(given)}
             return self._exchange(
-                lambda number: protocol.frame(self._key, number, remote.asked(given, own)),
+                lambda number: protocol.frame(self._key, number, request),
                 remote.as_answer,
                 f"the problem {given.name}",
                 CALL_SECONDS,
@@ -165,6 +158,24 @@ class _Process:
             )
 
         return ask
+
+    def tell(self, adapter: Adapter, task: Task, others: Sequence[Task]) -> Told:
+        """What a trace of one problem tells, in that process; the verdict does not depend on it."""
+        tasks = [remote.as_json(one) for one in (task, *others)]
+        request = {"adapter": self._number_of(adapter), "tasks": tasks}
+        try:
+            return self._exchange(
+                lambda number: protocol.frame(self._key, number, request),
+                remote.as_told,
+                f"a trace of the problem {task.name}",
+                SEARCH_SECONDS,
+                0,
+            )
+        except ConnectionLostError as lost:
+            return Told(why=lost.args[1])
+
+    def _number_of(self, adapter: Adapter) -> int:
+        return next(place for place, one in enumerate(self._adapters) if one is adapter)
 
     def end(self) -> tuple[str, int]:
         """End the worker and its descendants: what had ended it, and how many processes it left."""
@@ -201,41 +212,6 @@ class _Process:
             *_, what, left = os.read(pipe, 2**16).decode().split("\n")
             return what, int(left)
         return "", 0
-
-    def _connect(
-        self,
-        target: str,
-        roles: Mapping[str, str] | None,
-        heads: int | None,
-        library: str | None,
-        limit: float,
-    ) -> tuple[list[Callee], Ask]:
-        request = {"target": target, "roles": roles and dict(roles), "heads": heads, "limit": limit}
-        request["library"] = library
-
-        def read(message: protocol.Message) -> list[Callee]:
-            if (error := protocol.as_error(message)) is not None:
-                kind, text = error
-                raise (OptionError if kind == "OptionError" else ProblemError)(text)
-            return protocol.as_callees(message)
-
-        def ask(question: Question) -> list[CallResult]:
-            return self._exchange(
-                lambda number: protocol.question_frame(self._key, number, question),
-                lambda message: protocol.as_results(message, question),
-                f"the probe {question.name}",
-                limit * len(question.calls) + GRACE_SECONDS,
-                MAX_BYTES * len(question.calls),
-            )
-
-        callees = self._exchange(
-            lambda number: self._key + protocol.frame(self._key, number, request),
-            read,
-            "loading the file",
-            LOADING_SECONDS,
-            protocol.MAX_WEIGHTS,
-        )
-        return callees, ask
 
     def _exchange(
         self,

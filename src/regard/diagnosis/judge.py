@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.call.adapter import Adapter, Assumption
+from regard.diagnosis.call.adapter import Adapter
 from regard.diagnosis.call.asking import Answer, Ask
-from regard.diagnosis.calls.probe import UNITS
+from regard.diagnosis.probe import UNITS
+from regard.diagnosis.properties import DIFFERS, changed, differs
+from regard.diagnosis.result import Assumption, DiagnosisVerdict, NotAsked
 from regard.diagnosis.statements import Stated
-from regard.diagnosis.survey import LARGE, NotAsked, Survey, always_refused, survey
-from regard.diagnosis.task import AROUND, Given, Reading, Task
+from regard.diagnosis.survey import LARGE, Survey, always_refused, survey
+from regard.diagnosis.task import AROUND, Given, Reading, Task, task_of
 
-Verdict = Literal["right", "fragile", "wrong", "unknown", "not_callable"]
 SIMPLEST = 3  # of the problems tell which readings are likely
 
 
@@ -29,7 +30,7 @@ SIMPLEST = 3  # of the problems tell which readings are likely
 class Judgement:
     """The verdict on one function with one adapter, and under which assumptions it holds."""
 
-    verdict: Verdict
+    verdict: DiagnosisVerdict
     why: str
     adapter: Adapter
     assumptions: tuple[Assumption, ...] = ()
@@ -42,6 +43,9 @@ class Judgement:
     wrong: tuple[Task, ...] = ()
     tasks: tuple[Task, ...] = ()  # all that were compared
     otherwise: tuple[Assumption, ...] = ()  # under which it would be right
+    compared: tuple[str, ...] = ()  # what it returns, by names
+    observed: str = ""  # a mistake that the calls show
+    printed: str = ""
     calls: int = 0
     distance: float = 0.0  # how many of the problems are wrong, and how much of them
 
@@ -143,13 +147,16 @@ def _judged(found: Survey, stated: Stated) -> Judgement:
         exact_to,
         best,
         tasks=tuple(task for task, *_ in table.of(best)),
+        compared=(*ordinary[0][1].arrays,),
+        printed=next((answer.printed for _, answer in ordinary if answer.printed), ""),
         calls=found.calls,
     )
+    if differs(ordinary[0][1], found.again):
+        first, _, answer = table.of(best)[0]
+        once = replace(own, verdict="wrong", why=DIFFERS, task=first, answer=answer)
+        return replace(once, distance=sum(table.distance(best)) + 1)
     if table.distance(best)[0]:
         return _wrong(own, table, _otherwise(ordinary, best, found.fields, stated))
-    if found.again and not _same(found.again, ordinary[0][1]):
-        why = "two equal calls give different results"
-        return replace(own, verdict="wrong", why=why, task=table.of(best)[0][0])
     if found.stopped:
         return replace(own, verdict="unknown", why=f"stopped: {found.stopped}")
     if stuck := always_refused(found):
@@ -160,8 +167,11 @@ def _judged(found: Survey, stated: Stated) -> Judgement:
 def _wrong(own: Judgement, table: _Table, otherwise: tuple[Assumption, ...]) -> Judgement:
     compared = table.of(own.reading)
     wrong = [(task, answer) for task, off, answer in compared if off]
+    wrong.sort(key=lambda one: not _fits(*one))
+    half = _Table([(one.given, answer) for one, _, answer in compared], UNITS["float16"])
     return replace(
         own,
+        observed="" if half.distance(own.reading)[0] else "computed_in_half_precision",
         verdict="wrong",
         why=f"{len(wrong)} of {len(compared)} problems have another result",
         task=wrong[0][0],
@@ -172,25 +182,24 @@ def _wrong(own: Judgement, table: _Table, otherwise: tuple[Assumption, ...]) -> 
     )
 
 
+def _fits(task: Task, answer: Answer) -> bool:
+    """Whether an answer has the right shape, so that its values can be looked for."""
+    return all(answer.arrays[name].shape == one.shape for name, one in task.expected.items())
+
+
 def _fragile(own: Judgement, found: Survey, unit: float) -> Judgement:
     """The same, or fragile: wrong with large scores, or with arrays that it changes."""
     large = _Table([one for one in found.answers if one[0].name == LARGE], unit).of(own.reading)
     if large and large[0][1]:
         task, _, answer = large[0]
         why = f"wrong with {LARGE}"
-        return replace(own, verdict="fragile", why=why, task=task, answer=answer)
-    changed = dict.fromkeys(name for _, answer in found.answers for name in answer.changed)
-    if changed:
-        why = f"it changes the arrays that it is given: {', '.join(changed)}"
-        return replace(own, verdict="fragile", why=why)
+        finite = all(np.isfinite(one).all() for one in answer.arrays.values())
+        name = "" if finite else "no_maximum_subtracted"
+        return replace(own, verdict="fragile", why=why, task=task, answer=answer, observed=name)
+    why = changed([answer for _, answer in found.answers])
+    if why:
+        return replace(own, verdict="fragile", why=why, observed="argument_changed")
     return own
-
-
-def _same(one: Answer, other: Answer) -> bool:
-    if one.arrays.keys() != other.arrays.keys():
-        return False
-    both = [(own, other.arrays[name]) for name, own in one.arrays.items()]
-    return all(np.array_equal(*pair, equal_nan=True) for pair in both)
 
 
 # --- readings -------------------------------------------------------------------------------------
@@ -209,12 +218,13 @@ def _axes(fields: frozenset[str], stated: Stated) -> dict[str, tuple[Any, ...]]:
         turned = turned[1:]
     elif "positions" in fields:
         turned = ("halves", "pairs", "")
+    plain = stated.mechanism is None  # positions belong to dot products
     return {
         "causal": (False, True) if free else (bool(stated.causal),),
         "aligned": ends,
         "scale": (stated.factor,),
-        "rotary": turned,
-        "alibi": (False,) if "rotary" in fields else (False, True),
+        "rotary": turned if plain else ("",),
+        "alibi": (False, True) if plain and "rotary" not in fields else (False,),
         "one_mask": (False, True) if "mask" in fields else (False,),
         "around": AROUND if {"embeddings", "W_q"} <= fields else AROUND[:1],
     }
@@ -246,11 +256,11 @@ _SOURCES = {
 def _said(name: str, value: Any) -> str:
     """One part of a reading in words."""
     words: dict[tuple[str, Any], str] = {
-        ("causal", True): "later keys are meant to be hidden",
-        ("causal", False): "every key is meant to be seen",
+        ("causal", True): "causal attention is meant",
+        ("causal", False): "full attention is meant, not causal",
         ("aligned", "end"): "the last query belongs to the last key",
         ("aligned", "start"): "the first query belongs to the first key",
-        ("rotary", ""): "nothing is meant to be turned by its position",
+        ("rotary", ""): "no rotary positions are meant",
         ("rotary", "halves"): "rotary positions are meant, in halves",
         ("rotary", "pairs"): "rotary positions are meant, in neighbouring pairs",
         ("alibi", True): "ALiBi is meant",
@@ -279,7 +289,8 @@ def _assumed(
         others = [replace(best, **{name: one}) for one in others]
         if others and not usual and any(table.distance(one)[0] > least for one in others):
             yield Assumption(name, _said(name, own), _SOURCES[name])
-    if stated.scale is None and "scale" not in fields:
+    dots = stated.mechanism is None or stated.mechanism.score is None
+    if stated.scale is None and "scale" not in fields and dots:
         yield Assumption("scale", _said("scale", None), _SOURCES["scale"])
 
 
@@ -290,7 +301,8 @@ def _otherwise(
     stated: Stated,
 ) -> tuple[Assumption, ...]:
     """What might be stated so that the function is right."""
-    if "scale" in fields or stated.scale is not None:
+    dots = stated.mechanism is None or stated.mechanism.score is None
+    if "scale" in fields or stated.scale is not None or not dots:
         return ()
     unscaled = _Table(answers).distance(replace(best, scale=1.0))
     return () if unscaled[0] else (Assumption("scale", _said("scale", 1), "tried"),)
@@ -333,13 +345,13 @@ class _Table:
     def _compared(self, number: int, reading: Reading) -> Compared:
         given, answer = self._answers[number]
         *_, rows, keys = given.shape
-        task = Task(given, answer.reads, reading, _wanted(answer))
-        if rows == keys:  # nothing is aligned
-            task = replace(task, reading=replace(task.reading, aligned="end"))
-        if "mask" not in given.asks or given.sizes.batch == 1:
-            task = replace(task, reading=replace(task.reading, one_mask=False))
-        place = number, task.reading
+        if rows == keys and reading.aligned != "end":  # nothing is aligned
+            reading = replace(reading, aligned="end")
+        if reading.one_mask and ("mask" not in given.asks or given.sizes.batch == 1):
+            reading = replace(reading, one_mask=False)
+        place = number, reading
         if place not in self._known:
+            task = task_of(given, answer.reads, reading, _wanted(answer))
             off = how_wrong(task, answer, max(self.unit, _unit(answer)))
             self._known[place] = task, off, answer
         return self._known[place]

@@ -13,41 +13,43 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from regard.boundary.dataframe import dataframe
 
-DiagnosisVerdict = Literal["right", "fragile", "mistaken", "unknown", "unusable"]
+DiagnosisVerdict = Literal["right", "fragile", "wrong", "unknown", "not_callable"]
 Matrix = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
-class Ability:
-    """One ability that was tested, and the outcome."""
+class Assumption:
+    """What a verdict holds under: what was assumed, of what, and why this and nothing else."""
+
+    name: str  # such as "causal" or "mask"
+    text: str  # "causal attention is meant"
+    source: str = "tried"  # or whose convention it is
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no convention tells it, so that a verdict has to say it first."""
+        return self.source in ("tried", "unstated")
+
+
+@dataclass(frozen=True)
+class NotAsked:
+    """Something that a verdict says nothing of, and why."""
 
     name: str
-    title: str
-    state: Literal["right", "wrong", "refused", "not offered"]
-    detail: str = ""
+    why: str
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about the function itself: it prints, changes its inputs, is random, …"""
+    """Something about the function itself: it prints, changes its inputs, ends its process, …"""
 
     name: str
     text: str
 
 
 @dataclass(frozen=True)
-class Property:
-    """A property of every correct attention, tested without the catalogue."""
-
-    name: str
-    title: str
-    holds: bool | None  # None: could not be tried
-    evidence: str = ""
-
-
-@dataclass(frozen=True)
 class Shown:
-    """One step of an example: expected and actual."""
+    """One step in numbers: expected and actual."""
 
     step: str
     symbol: str
@@ -64,6 +66,28 @@ class Example:
     title: str
     given: tuple[Shown, ...]
     steps: tuple[Shown, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the function's source, and which steps of the textbook it makes."""
+
+    number: int
+    text: str
+    makes: tuple[Shown, ...] = ()
+    departs: bool = False
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Where a function departs from the textbook: the first step that is wrong, and its line."""
+
+    step: str  # "" where every step is there
+    line: int  # 0 where none can be told
+    said: str  # what was measured, or which change makes it right
+    right: str = ""  # the last step that is right
+    right_line: int = 0
+    suspects: tuple[int, ...] = ()  # lines, the likeliest first
 
 
 @dataclass(frozen=True)
@@ -92,19 +116,19 @@ class Outcome:
     function: str
     verdict: DiagnosisVerdict
     summary: str
-    called: str
-    exact_to: str = ""
+    adapter: str = ""  # the code that called it; one to edit, where none was found
+    exact_to: str = ""  # the dtype whose digits its results have
+    assumptions: tuple[Assumption, ...] = ()
+    otherwise: tuple[Assumption, ...] = ()  # under which a wrong one would be right
+    departure: Departure | None = None
     mistakes: tuple[Named, ...] = ()
-    nearest: tuple[Named, ...] = ()
-    fragilities: tuple[Named, ...] = ()
-    abilities: tuple[Ability, ...] = ()
+    lines: tuple[Line, ...] = ()
+    compared: tuple[str, ...] = ()  # "output", or the fields whose gradients it returns
+    asked: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()  # those with another result
+    not_asked: tuple[NotAsked, ...] = ()
     findings: tuple[Finding, ...] = ()
-    properties: tuple[Property, ...] = ()
-    gradients: tuple[Ability, ...] = ()  # of each input, where the function has them
     calls: int = 0
-    seconds: float = 0.0
-    script: str = ""  # lines of Python that show a wrong number
-    measured: bool = False  # whether a mistake is known by what was measured alone, not its cause
 
     @property
     def ok(self) -> bool:
@@ -112,74 +136,66 @@ class Outcome:
         return self.verdict in ("right", "fragile")
 
     @property
+    def line(self) -> int:
+        """The line where it departs from the textbook; 0 if none can be told."""
+        return 0 if self.departure is None else self.departure.line
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """The names of the mistakes that were found, or else of the fragilities."""
-        return tuple(one.name for one in self.mistakes or self.fragilities)
+        """The names of the mistakes that were found."""
+        return tuple(one.name for one in self.mistakes)
 
     @property
     def exit_code(self) -> int:
-        """0 right, 1 mistaken, 2 could not be run."""
-        return 0 if self.ok else 2 if self.verdict == "unusable" else 1
+        """0 right, 1 wrong or unknown, 2 could not be called."""
+        return 0 if self.ok else 2 if self.verdict == "not_callable" else 1
 
     def __str__(self) -> str:
-        lines = [self.summary, f"called as {self.called}"] if self.called else [self.summary]
-        for one in self.mistakes:
-            departs = f"departs at {one.step}; " * bool(one.step)
-            lines += [f"  {one.why}", f"  {departs}NumPy: {one.numpy}"]
-        for one in self.nearest:
-            lines.append(f"  nearest: {one.title}")
-        lines += [f"  fragile: {one.title} ({one.breaks_on})" for one in self.fragilities]
-        tried = (*self.gradients, *self.abilities)
-        lines += [f"  {one.title}: {one.detail}" for one in tried if one.state == "wrong"]
+        lines = [self.summary]
+        lines += [f"  {one.why}\n  NumPy: {one.numpy}" for one in self.mistakes]
+        lines += [f"  assumed: {one.text} ({one.source})" for one in self.assumptions]
         lines += [f"  {one.text}" for one in self.findings]
+        names = ", ".join(dict.fromkeys(one.name for one in self.not_asked))
+        lines += [f"  not asked: {names}"] * bool(names)
+        if self.verdict == "not_callable" and self.adapter:
+            lines += ["", self.adapter.rstrip()]
+        elif any(one.makes for one in self.lines):
+            lines += ["", *map(_in_margin, self.lines)]
         return "\n".join(lines)
 
     __repr__ = __str__
-
-    def reproduce(self) -> str:
-        """About ten lines of Python that print a wrong number of the function beside the right one.
-
-        They import the function, draw arrays, call it as it was called here, and regard. For calls
-        that regard's functions have no equal of, such as a cache, they are a comment that says so.
-
-        Examples
-        --------
-        >>> print(Outcome("f", "right", "f is right", "f(q, k, v)").reproduce())
-        # f is right
-        """
-        return self.script or f"# {self.summary}"
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as data for JSON; NaN and infinity are strings.
 
         Examples
         --------
-        >>> Outcome("f", "right", "f is right", "f(q, k, v)").to_json()["verdict"]
+        >>> Outcome("f", "right", "f is right").to_json()["verdict"]
         'right'
         """
-        data = _plain(self)
+        data = as_plain(self)
         assert isinstance(data, dict)
         return data | {"ok": self.ok, "exit_code": self.exit_code}
 
     def to_dataframe(self) -> Any:
         """Everything that was observed as a pandas DataFrame, one row each.
 
-        Its columns are kind, name, title, state and detail. A kind is mistake, nearest, fragility,
-        gradient, ability, property or finding.
+        Its columns are kind, name, title, state and detail. A kind is mistake, assumption, line,
+        problem, not asked or finding.
 
         Raises
         ------
         OptionError
             If pandas is not installed.
         """
-        held = {True: "holds", False: "does not hold", None: "not tried"}
+        made = ((line, one) for line in self.lines for one in line.makes)
+        state = {True: "wrong", False: "right"}
         rows = [
             *(("mistake", m.name, m.title, m.severity, m.why) for m in self.mistakes),
-            *(("nearest", m.name, m.title, m.severity, m.why) for m in self.nearest),
-            *(("fragility", m.name, m.title, m.severity, m.breaks_on) for m in self.fragilities),
-            *(("gradient", a.name, a.title, a.state, a.detail) for a in self.gradients),
-            *(("ability", a.name, a.title, a.state, a.detail) for a in self.abilities),
-            *(("property", p.name, p.title, held[p.holds], p.evidence) for p in self.properties),
+            *(("assumption", a.name, a.text, "", a.source) for a in self.assumptions),
+            *(("line", str(x.number), one.step, state[one.departs], x.text) for x, one in made),
+            *(("problem", one, one, state[one in self.wrong], "") for one in self.asked),
+            *(("not asked", one.name, one.name, "", one.why) for one in self.not_asked),
             *(("finding", f.name, f.text, "", "") for f in self.findings),
         ]
         return dataframe(rows, (), (None, ["kind", "name", "title", "state", "detail"]))
@@ -190,33 +206,44 @@ class Outcome:
 
         Examples
         --------
-        >>> found = Outcome("f", "right", "f is right", "f(q, k, v)")
+        >>> found = Outcome("f", "right", "f is right")
         >>> Outcome.from_json(found.to_json()) == found
         True
         """
-        found: Self = _read(cls, data)
+        found: Self = read_plain(cls, data)
         return found
 
 
-def _plain(value: Any) -> Any:
+def _in_margin(line: Line) -> str:
+    steps = ", ".join(f"{'✗' if one.departs else '✓'} {one.step}" for one in line.makes)
+    mark = "▸" if line.departs else " "
+    return f"{mark}{line.number:>4}  {line.text}{'   # ' + steps if steps else ''}"
+
+
+def as_plain(value: Any) -> Any:
+    """Data of these classes as data for JSON."""
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [as_plain(one) for one in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
-def _read(kind: Any, data: Any) -> Any:
-    """The inverse of `_plain` for a value of a declared type."""
+def read_plain(kind: Any, data: Any) -> Any:
+    """The inverse of `as_plain` for a value of a declared type; a TypeError for another one."""
     kinds = get_args(kind)
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         own = {field.name for field in fields(kind)} & data.keys()
-        return kind(**{name: _read(hints[name], data[name]) for name in own})  # type: ignore[operator]
+        return kind(**{name: read_plain(hints[name], data[name]) for name in own})  # type: ignore[operator]
     if get_origin(kind) is tuple:
-        return tuple(_read(kinds[0], one) for one in data)
+        return tuple(read_plain(kinds[0], one) for one in data)
     if get_origin(kind) is UnionType:  # of something and None
-        return None if data is None else _read(kinds[0], data)
-    return float(data) if kind is float else data
+        return None if data is None else read_plain(kinds[0], data)
+    if kind is float:
+        return float(data)
+    if type(data) is not (str if get_origin(kind) is Literal else kind):
+        raise TypeError(f"{data!r} is no {kind}")
+    return data

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
+from regard.boundary.cached import cached_property
+from regard.diagnosis.mechanism import Mechanism, as_mechanism
 from regard.errors import OptionError, safe_text
 
 _ALLOWED = {
@@ -34,6 +36,8 @@ class Stated:
     scale: float | Literal["none"] | None = None
     heads: int | None = None
     library: Literal["numpy", "torch", "jax"] | None = None
+    score: Any = "dot"
+    normalize: Any = "softmax"
 
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():
@@ -49,6 +53,18 @@ class Stated:
             raise OptionError(
                 f"scale is {_shown(self.scale)}; it must be a number, or 'none' for 1"
             )
+        if self.scale is not None and self.mechanism and self.mechanism.score:
+            raise OptionError("scale is for dot products; a score has what it is divided by itself")
+
+    @cached_property
+    def mechanism(self) -> Mechanism | None:
+        """The score and the normalization that are meant; None for the plain ones."""
+        return as_mechanism(self.score, self.normalize)
+
+    @property
+    def width(self) -> int | None:
+        """The width of queries and keys that a stated score has."""
+        return None if self.mechanism is None else self.mechanism.width
 
     @property
     def factor(self) -> float | None:

@@ -12,20 +12,13 @@ from typing import Any
 
 from regard.diagnosis.call.adapter import Adapter
 from regard.diagnosis.call.asking import Answer, Ask, unfit
+from regard.diagnosis.result import NotAsked
 from regard.diagnosis.statements import Stated
 from regard.diagnosis.task import Given, Sizes
 
 MOST_CALLS = 150  # of one function with one adapter
 MOST_ENDED = 1  # of them by a limit
 LARGE = "large scores"
-
-
-@dataclass(frozen=True)
-class NotAsked:
-    """Something that a verdict says nothing of, and why."""
-
-    name: str
-    why: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,20 +30,24 @@ class Survey:
     answers: tuple[tuple[Given, Answer], ...] = ()
     refused: tuple[NotAsked, ...] = ()
     calls: int = 0
-    again: Answer | None = None  # of the first problem, asked once more
+    again: tuple[Answer, ...] = ()  # of the first problem, asked at once and after all others
     stopped: str = ""  # which limit ended it
 
 
 def survey(ask: Ask, adapter: Adapter, stated: Stated, most: int | None = None) -> Survey:
     """Ask for sizes that the function takes, then for all that its adapter reads, or the most."""
-    asker = _Asker(ask)
+    asker, mechanism, width = _Asker(ask), stated.mechanism, stated.width
     heads = stated.heads or adapter.heads
-    first, tried = _first(asker, _ladder(heads, adapter.model))
+    ladder = (replace(one, mechanism=mechanism) for one in _ladder(heads, adapter.model, width))
+    first, tried = _first(asker, ladder)
     refused = [NotAsked(*one) for one in tried.items()]
     if first is None:
         return Survey(adapter, asker.fields, refused=tuple(refused), calls=asker.calls)
     answers, ended = [first], list[str]()
-    for given in islice(_variations(first[0], refused, bool(heads)), most and most - 1):
+    twice = asker.put(first[0])[1]
+    fixed = {"one head"} if heads else set()
+    fixed |= {name for name in _other_sizes(first[0]) if width and name.startswith("width ")}
+    for given in islice(_variations(first[0], refused, fixed), most and most - 1):
         if asker.calls >= MOST_CALLS:
             refused.append(NotAsked(given.name, f"{MOST_CALLS} calls were made"))
             break
@@ -61,11 +58,17 @@ def survey(ask: Ask, adapter: Adapter, stated: Stated, most: int | None = None) 
             answers.append((asked, answer))
         ended += [answer.problem] * answer.ended
         if len(ended) > MOST_ENDED:
-            return Survey(
-                adapter, asker.fields, (*answers,), (*refused,), asker.calls, stopped=ended[-1]
-            )
-    again = asker.put(first[0])[1]
-    return Survey(adapter, asker.fields, (*answers,), (*refused,), asker.calls, again)
+            break
+    again = None if len(ended) > MOST_ENDED else asker.put(first[0])[1]
+    return Survey(
+        adapter,
+        asker.fields,
+        (*answers,),
+        (*refused,),
+        asker.calls,
+        tuple(one for one in (twice, again) if one is not None),
+        ended[-1] if len(ended) > MOST_ENDED else "",
+    )
 
 
 class _Asker:
@@ -87,12 +90,13 @@ class _Asker:
 
 
 def _first(
-    asker: _Asker, ladder: Iterator[Sizes]
+    asker: _Asker, ladder: Iterator[Given]
 ) -> tuple[tuple[Given, Answer] | None, dict[str, str]]:
     """The first problem whose answer has the right form, and why others before it had not."""
     tried: dict[str, str] = {}
-    for sizes in ladder:
-        given, answer = asker.put(Given(f"{sizes.queries} tokens", sizes))
+    for given in ladder:
+        sizes = given.sizes
+        given, answer = asker.put(given)
         problem = unfit(given, answer)
         if not problem:
             tried.pop(_in_words(sizes), "")
@@ -103,19 +107,20 @@ def _first(
     return None, tried
 
 
-def _ladder(heads: int | None, model: int | None) -> Iterator[Sizes]:
+def _ladder(heads: int | None, model: int | None, width: int | None) -> Iterator[Given]:
     """Sizes of the first problem, until some are taken; an object has some already."""
     if model:
         width = model // (heads or 1)
         for batch, rows in ((2, 5), (1, 5), (2, 8), (2, 16)):
-            yield Sizes(batch, heads or 1, heads or 1, rows, rows, width, width, model)
+            own = Sizes(batch, heads or 1, heads or 1, rows, rows, width, width, model)
+            yield Given(f"{rows} tokens", own)
         return
-    for rows, width in ((5, 6), (8, 8), (16, 8)):
+    for rows, usual_width in ((5, 6), (8, 8), (16, 8)):
         for batch in (2, 1):
             usual = [many for many in (4, 3, 1, 2, 8) if many != rows]
             for many in usual if heads is None else (heads,):
-                about: dict[str, Any] = dict(queries=rows, keys=rows, width=width)
-                yield Sizes(batch, many, many, value_width=width, **about)
+                about: dict[str, Any] = dict(width=width or usual_width, value_width=usual_width)
+                yield Given(f"{rows} tokens", Sizes(batch, many, many, rows, rows, **about))
 
 
 def _in_words(own: Sizes) -> str:
@@ -141,21 +146,19 @@ def _is_part(given: Given, answer: Answer) -> bool:
     return bool(unfit(given, answer))
 
 
-def _variations(first: Given, refused: Sequence[NotAsked], fixed: bool) -> Iterator[Given]:
+def _variations(first: Given, refused: Sequence[NotAsked], fixed: set[str]) -> Iterator[Given]:
     """The other problems: each size another one, then each field that is read not neutral.
 
-    What was `refused` meanwhile is not asked with another thing. The number of heads may be fixed.
+    What was `refused` meanwhile is not asked with another thing. Some sizes are `fixed`.
     """
-    sized = _other_sizes(first)
-    if fixed:
-        del sized["one head"]
+    sized = {name: sizes for name, sizes in _other_sizes(first).items() if name not in fixed}
     for name, sizes in sized.items():
         yield replace(first, name=name, sizes=sizes, seed=1)
     for seed, sizes in ((2, first.sizes), (3, sized.get(UNEVEN, first.sizes))):
         if UNEVEN in [one.name for one in refused] and seed == 3:
             break
         for asks in _features(first.fields):
-            name = " and ".join(word for one, word in _WORDS.items() if one in asks)
+            name = " and ".join(word for one, word in WORDS.items() if one in asks)
             more = f", {UNEVEN}" if sizes is not first.sizes else ""
             yield replace(first, name=name + more, sizes=sizes, asks=asks, seed=seed)
     yield replace(first, name=LARGE, size=60.0, seed=4)
@@ -191,7 +194,7 @@ def _other_sizes(first: Given) -> dict[str, Sizes]:
 
 
 UNEVEN = "more keys than queries"
-_WORDS = {
+WORDS = {
     "mask": "a mask",
     "key_mask": "padding",
     "causal": "causal",
@@ -204,7 +207,7 @@ _TOGETHER = (("mask", "key_mask"), ("mask", "causal"), ("key_mask", "causal"), (
 
 def _features(fields: frozenset[str]) -> list[frozenset[str]]:
     """What is not neutral in one problem after the other, of what these fields let ask."""
-    own = [name for name in _WORDS if name in fields]
+    own = [name for name in WORDS if name in fields]
     if "lengths" in fields and "key_mask" not in own:
         own.append("key_mask")
     some = [(name,) for name in own]
@@ -218,7 +221,7 @@ def always_refused(found: Survey) -> NotAsked | None:
     told = [given.asks for given, _ in found.answers]
     for asks in _features(found.fields):
         if not any(asks <= own for own in told):
-            names = [word for one, word in _WORDS.items() if one in asks]
+            names = [word for one, word in WORDS.items() if one in asks]
             name = " and ".join(names)
             return next((one for one in found.refused if one.name == name), None)
     return None

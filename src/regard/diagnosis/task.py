@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -18,9 +19,10 @@ from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
 from regard.compute.distances import slopes
 from regard.compute.rotary import turned
-from regard.diagnosis.calls.gradient_probe import OF_ALL_TEXTS, GradientProbe
-from regard.diagnosis.calls.probe import Probe
-from regard.diagnosis.reading.surroundings import Surroundings
+from regard.diagnosis.gradient_probe import OF_ALL_TEXTS, GradientProbe
+from regard.diagnosis.mechanism import Mechanism
+from regard.diagnosis.probe import Probe
+from regard.diagnosis.surroundings import Surroundings
 from regard.errors import safe_text
 from regard.masks import Causal, Window
 from regard.positions import Rotary
@@ -37,6 +39,7 @@ FIELDS = {
     "bias": "(B, H, L, S), added to the scaled scores",
     "scale": "a number that multiplies the scores",
     "softcap": "a number",
+    "sink": "(H,), a logit without a value that takes part in the softmax",
     "causal": "bool: whether later keys are hidden",
     "window": "(left, right): keys i - left to i + right are visible",
     "offset": "int, the position of the first query among the keys",
@@ -59,6 +62,7 @@ FIELDS = {
 }
 # What the textbook calls the fields that are inputs of its steps.
 INPUTS = {"query": "queries", "key": "keys", "value": "values"}
+_OF_TEXTS = {*INPUTS, "past key", "past value", "embeddings", "earlier", "context"}
 _WEIGHTS = ("W_q", "W_k", "W_v", "W_o", "b_q", "b_k", "b_v", "b_o")
 _SAME = ("embeddings", "context", "bias", *_WEIGHTS)
 GRADIENTS = INPUTS | {name: name for name in _SAME}
@@ -79,7 +83,7 @@ class Sizes:
     past: int = 3
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Given:
     """What is drawn for one problem: a value for every field, whether it is read or not.
 
@@ -93,6 +97,8 @@ class Given:
     asks: frozenset[str] = frozenset()
     seed: int = 0
     size: float = 1.0  # of queries, or of embeddings; large ones make scores that exp cannot take
+    mechanism: Mechanism | None = None  # that is meant, where it is not the plain one
+    moved: Literal["", "texts", "heads"] = ""  # of which the first has other numbers
 
     @cached_property
     def shape(self) -> tuple[int, int, int, int]:
@@ -180,7 +186,17 @@ class Given:
         return np.broadcast_to(start + np.arange(rows), (batch, rows))
 
     def array(self, name: str) -> Array:
-        """One field of numbers that are drawn; "earlier" are the embeddings of the past."""
+        """One field of numbers that are drawn, once; "earlier" are the embeddings of the past."""
+        if name not in self._arrays:
+            self._arrays[name] = self._drawn(name)
+            self._arrays[name].flags.writeable = False
+        return self._arrays[name]
+
+    @cached_property
+    def _arrays(self) -> dict[str, Array]:
+        return {}
+
+    def _drawn(self, name: str) -> Array:
         own, (batch, heads, rows, keys) = self.sizes, self.shape
         groups, model = own.key_heads, self.model
         width, value_width = own.width, own.value_width
@@ -199,6 +215,7 @@ class Given:
             "W_k": (model, groups * width),
             "W_v": (model, groups * value_width),
             "W_o": (heads * value_width, model),
+            "sink": (heads,),
             "b_q": (heads * width,),
             "b_k": (groups * width,),
             "b_v": (groups * value_width,),
@@ -207,6 +224,10 @@ class Given:
         }[name]
         drawn = np.random.default_rng([self.seed, *shape, *map(ord, name)]).normal(size=shape)
         drawn = drawn.round(2)
+        if self.moved == "texts" and name in _OF_TEXTS:
+            drawn[0] = 1 - drawn[0]
+        if self.moved == "heads" and name in INPUTS:
+            drawn[:, 0] = 1 - drawn[:, 0]
         if name == "grad_output" and own.queries == keys:  # nothing follows from padding
             real = np.arange(keys) < self.lengths[:, None]
             return drawn * (real if len(shape) == 3 else real[:, None])[..., None]
@@ -331,6 +352,12 @@ class Task:
             return self.given.offset
         return keys - rows if self.reading.aligned == "end" else 0
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """How many keys a window has on the left and on the right."""
+        left, right = self.given.window  # one number alone is for both sides
+        return left, 0 if self.is_causal else right if WHOLE_WINDOW in self.reads else left
+
     @cached_property
     def rules(self) -> dict[str, Array]:
         """What each rule lets a query see, (B, H, L, S), by its name."""
@@ -339,10 +366,8 @@ class Task:
         found: dict[str, Array] = {}
         if self.is_causal:
             found["causal"] = Causal().visible(rows, keys, offset=self.offset)
-        if "window" in reads:  # one number alone is for both sides
-            left, right = given.window
-            right = 0 if self.is_causal else right if WHOLE_WINDOW in reads else left
-            found["window"] = Window(left, right).visible(rows, keys, offset=self.offset)
+        if "window" in reads:
+            found["window"] = Window(*self.sides).visible(rows, keys, offset=self.offset)
         if reads & {"lengths", "key_mask"}:
             found["key mask"] = (np.arange(keys) < given.lengths[:, None])[:, None, None]
         if "mask" in reads:
@@ -362,10 +387,15 @@ class Task:
         about: dict[str, Any] = dict(
             heads=heads,
             groups=1 if given.is_bare else given.sizes.key_heads,
-            keep=np.logical_and.reduce([*self.rules.values()]) if self.rules else None,
+            rules=self.rules,
+            offset=self.offset,
+            sides=self.sides,
             scale=given.scale if "scale" in self.reads else self.reading.scale,
         )
         inputs = self._inputs() | self._positions()
+        if given.mechanism is not None:
+            about |= given.mechanism.of(given.shape[-1])
+            inputs |= about.pop("inputs")
         forward = Probe(given.name, "", inputs, **about)
         if not self.wanted:
             return forward
@@ -385,6 +415,8 @@ class Task:
             found["embeddings"] = _NORM.finish(found["embeddings"], found["embeddings"])
         if "softcap" in reads:
             found["softcap"] = np.asarray(SOFTCAP)
+        if "sink" in reads:
+            found["sink"] = given.array("sink")
         if "embeddings" not in reads:
             found |= {own: given.array(name) for name, own in INPUTS.items()}
             if "past" in reads:
@@ -422,6 +454,12 @@ class Task:
         pairs = Rotary().frequencies_of(given.width, rows)
         order: Any = np.stack if reading.rotary == "pairs" else np.concatenate
         return {**found, "frequencies": order([-pairs, pairs], -1).ravel()}
+
+
+@lru_cache(maxsize=1024)
+def task_of(given: Given, reads: frozenset[str], reading: Reading, wanted: tuple[str, ...]) -> Task:
+    """The same task for the same problem, whose steps are then computed once."""
+    return Task(given, reads, reading, wanted)
 
 
 SOFTCAP = 1.5
@@ -518,7 +556,7 @@ def _converted(value: Any, convert: Callable[[Array], Any]) -> Any:
 def field_of(given: Given, name: str) -> Any:
     """The value of one field; arrays are NumPy's."""
     own, (*_, rows, keys) = given.sizes, given.shape
-    if name in GRADIENTS or name == "grad_output":
+    if name in GRADIENTS or name in ("grad_output", "sink"):
         return given.array(name)
     match name:
         case "heads" | "key_heads":

@@ -13,7 +13,7 @@ import wrong_attentions as wrong
 from pages import ELEMENTS, PATIENCE, PAYLOADS, WIDTHS, violations
 from regard import Diagnosis
 from regard.views import diagnosis as view
-from verdicts import FUNCTIONS, LETTERS, filled
+from verdicts import FUNCTIONS, LETTERS, diagnosed, filled
 
 pytestmark = pytest.mark.needs("chromium", "playwright")
 
@@ -22,13 +22,11 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Diagnosis]:
-    two = wrong.unmasked("no_scale", "weights_transposed")
     projected = wrong.multihead("heads_split_without_transpose")
-    functions = {**FUNCTIONS, "two": two, "projected": projected}
-    return {name: regard.diagnose(function) for name, function in functions.items()}
+    return {**diagnosed(), "projected": regard.diagnose(projected)}
 
 
-NAMES = [*FUNCTIONS, "two", "projected"]
+NAMES = [*FUNCTIONS, "projected"]
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ def test_axe_finds_nothing(
 def test_text_from_outside_stays_text(
     payload: str, found: dict[str, Diagnosis], open_page: Open
 ) -> None:
-    for name in ("two", "fragile", "unusable"):
+    for name in ("wrong", "fragile", "not_callable"):
         trees = []
         for text in ("benign", payload):
             data = filled(found[name].to_json(), text)
@@ -104,7 +102,7 @@ INSIDE = """() => [...document.querySelectorAll("td.differs")].map((td) => {
 def test_what_differs_is_marked_within_its_cell(
     width: int, found: dict[str, Diagnosis], open_page: Open
 ) -> None:
-    inside = open_page(found["mistaken"], width).evaluate(INSIDE)
+    inside = open_page(found["wrong"], width).evaluate(INSIDE)
     assert len(inside) > 10
     assert all(inside)
 
@@ -115,7 +113,7 @@ def test_a_script_that_got_into_the_file_would_not_run(
     found: dict[str, Diagnosis],
 ) -> None:
     path = tmp_path / "page.html"
-    text = view.html(found["two"])
+    text = view.html(found["wrong"])
     path.write_text(text.replace("</body>", "<script>window.stranger = 1</script></body>"), "utf-8")
     page = browser.new_page()
     said: list[str] = []
@@ -127,7 +125,7 @@ def test_a_script_that_got_into_the_file_would_not_run(
 
 
 def test_on_paper_everything_is_still_there(found: dict[str, Diagnosis], open_page: Open) -> None:
-    page = open_page(found["two"])
+    page = open_page(found["wrong"])
     page.emulate_media(media="print")
-    for place in ("h1", ".way", ".facts", ".compared", ".states"):
+    for place in ("h1", ".lines", ".facts", ".compared", ".states"):
         assert page.locator(place).first.is_visible()

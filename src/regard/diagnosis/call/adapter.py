@@ -11,21 +11,14 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
+from regard.diagnosis.result import Assumption
+
 IMPORTS = {
     "numpy": "import numpy as np",
     "torch": "import torch",
     "jax": "import jax.numpy as jnp",
 }
 SHORT = {"numpy": "np", "torch": "torch", "jax": "jnp"}
-
-
-@dataclass(frozen=True)
-class Assumption:
-    """What a verdict holds under: what was assumed, of what, and why this and nothing else."""
-
-    name: str  # such as "causal" or "mask"
-    text: str  # "later keys are meant to be hidden"
-    source: str = "tried"  # or whose convention it is
 
 
 @dataclass(frozen=True, eq=False)

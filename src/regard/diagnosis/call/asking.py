@@ -20,7 +20,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.call.adapter import Adapter
-from regard.diagnosis.calls.probe import UNITS
+from regard.diagnosis.probe import UNITS
 from regard.diagnosis.process.jax_traces import Traces, Untraceable
 from regard.diagnosis.process.running import (
     LimitExceeded,
@@ -105,8 +105,11 @@ class Guarded:
     printed: str = ""
 
 
-def guarded(call: Callable[[], Any], library: str) -> Guarded:
-    """The result of foreign code, that may print, raise, or compute without end."""
+def guarded(call: Callable[[], Any], library: str, seconds: float = 0.0) -> Guarded:
+    """The result of foreign code, that may print, raise, or compute without end.
+
+    It may compute for so many seconds, if not for the usual ones.
+    """
     printed, found = Printed(), Guarded()
     with (
         one_at_a_time.lock,
@@ -118,7 +121,7 @@ def guarded(call: Callable[[], Any], library: str) -> Guarded:
     ):
         warnings.simplefilter("ignore")
         try:
-            with _cpu_limit(CPU_SECONDS):
+            with _cpu_limit(seconds or CPU_SECONDS):
                 found = Guarded(call())
         except LimitExceeded as error:
             found = Guarded(problem=error.args[1], error=error, ended=True)

@@ -1,4 +1,4 @@
-"""The messages about calls, between the process that judges and the one of the function.
+"""The messages about calls and traces, between the process that judges and that of the function.
 
 Adapters cross as text, problems as what they are drawn from, and answers as arrays. What comes from
 the function's process is hostile until it is checked here. Must not know how processes are started.
@@ -13,10 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.call.adapter import Adapter, Assumption, Way
+from regard.diagnosis.call.adapter import Adapter, Way
 from regard.diagnosis.call.asking import Answer, Ask, asking
-from regard.diagnosis.process.protocol import MAX_WORDS, Message, as_request, checked, frame, need
-from regard.diagnosis.task import FIELDS, GRADIENTS, Given, Sizes
+from regard.diagnosis.lines import Told, tell
+from regard.diagnosis.mechanism import Mechanism
+from regard.diagnosis.mistakes import all_mistakes
+from regard.diagnosis.process.protocol import (
+    MAX_TEXT,
+    MAX_WORDS,
+    Message,
+    as_request,
+    checked,
+    frame,
+    need,
+)
+from regard.diagnosis.result import Assumption, as_plain, read_plain
+from regard.diagnosis.statements import Stated
+from regard.diagnosis.task import FIELDS, GRADIENTS, Given, Reading, Sizes, Task
 from regard.errors import safe_text
 
 MAX_BYTES = 2**24  # of the arrays of one answer
@@ -28,14 +41,14 @@ _KNOWN_ARRAYS = {"output", *GRADIENTS}
 # --- to the function ------------------------------------------------------------------------------
 
 
-def asked(given: Given, adapter: int) -> dict[str, Any]:
-    """A problem as JSON, for the adapter of that number."""
+def asked(given: Given) -> dict[str, Any]:
+    """A problem as JSON; the mechanism is stated beside it."""
     sets = {"fields": sorted(given.fields), "asks": sorted(given.asks)}
-    plain = {"name": given.name, "seed": given.seed, "size": given.size}
-    return {"adapter": adapter, "sizes": asdict(given.sizes), **sets, **plain}
+    plain = {name: getattr(given, name) for name in ("name", "seed", "size", "moved")}
+    return {"sizes": asdict(given.sizes), **sets, **plain}
 
 
-def as_given(content: Mapping[str, Any]) -> Given:
+def as_given(content: Mapping[str, Any], mechanism: Mechanism | None) -> Given:
     """What `asked` wrote; the side that asks is trusted."""
     return Given(
         content["name"],
@@ -44,7 +57,21 @@ def as_given(content: Mapping[str, Any]) -> Given:
         frozenset(content["asks"]),
         content["seed"],
         content["size"],
+        mechanism,
+        content["moved"],
     )
+
+
+def as_json(task: Task) -> dict[str, Any]:
+    """A problem with what was read of it and how that is meant."""
+    own = {"reads": sorted(task.reads), "wanted": task.wanted, "reading": asdict(task.reading)}
+    return {"given": asked(task.given), **own}
+
+
+def as_task(content: Mapping[str, Any], mechanism: Mechanism | None) -> Task:
+    """What `as_json` wrote."""
+    given, reading = as_given(content["given"], mechanism), Reading(**content["reading"])
+    return Task(given, frozenset(content["reads"]), reading, tuple(content["wanted"]))
 
 
 # --- from the function ----------------------------------------------------------------------------
@@ -91,6 +118,21 @@ def as_answer(content: dict[str, Any], data: bytes) -> Answer:
     content["reads"] = frozenset(content["reads"])
     content["changed"] = tuple(content["changed"])
     return Answer(arrays=arrays, **content)
+
+
+def told_frame(key: bytes, number: int, told: Told) -> bytes:
+    """What a trace tells, as bytes; without lines, if these take too many."""
+    whole = frame(key, number, as_plain(told))
+    return whole if len(whole) < MAX_TEXT else frame(key, number, as_plain(replace(told, lines=())))
+
+
+@checked
+def as_told(content: dict[str, Any], data: bytes) -> Told:
+    """What `told_frame` wrote, checked; its texts are made safe where they are shown."""
+    need(content.keys() == {one.name for one in fields(Told)} and not data)
+    told: Told = read_plain(Told, content)
+    need(not told.mistake or told.mistake in all_mistakes())
+    return told
 
 
 def way_frame(key: bytes, number: int, way: Way) -> bytes:
@@ -145,16 +187,25 @@ def _elsewhere(function: Any, t: Any) -> Any:
 class Caller:
     """What answers in the function's process: how it may be called, then one call after another."""
 
-    def __init__(self, function: Any, library: str, ways: Iterator[Way]) -> None:
+    def __init__(self, function: Any, library: str, ways: Iterator[Way], stated: Stated) -> None:
         self._function, self._library, self._ways = function, library, ways
+        self._mechanism = stated.mechanism
+        self._adapters: list[Adapter] = []
         self._asks: list[Ask] = []
 
     def answer(self, message: Message, key: bytes) -> bytes:
-        """The answer to one message: the next way to call, or what one call answers."""
+        """The answer to one message: the next way to call, an answer, or what a trace tells."""
         content = as_request(message)
-        if content:
+        if "given" in content:
             ask = self._asks[content["adapter"]]
-            return answer_frame(key, message.number, ask(as_given(content)))
+            answer = ask(as_given(content["given"], self._mechanism))
+            return answer_frame(key, message.number, answer)
+        if "tasks" in content:
+            adapter = self._adapters[content["adapter"]]
+            task, *others = (as_task(one, self._mechanism) for one in content["tasks"])
+            told = tell(self._function, adapter, self._library, task, others)
+            return told_frame(key, message.number, told)
         way = next(self._ways)
+        self._adapters += way.adapters
         self._asks += [asking(self._function, one, self._library) for one in way.adapters]
         return way_frame(key, message.number, way)

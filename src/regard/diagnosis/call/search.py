@@ -15,10 +15,11 @@ from itertools import islice, product
 from typing import Any
 
 from regard.diagnosis.call import table
-from regard.diagnosis.call.adapter import SHORT, Adapter, Assumption, called, written
+from regard.diagnosis.call.adapter import SHORT, Adapter, called, written
 from regard.diagnosis.call.asking import asking, shapes_of, unfit
 from regard.diagnosis.call.gradients import as_gradients
 from regard.diagnosis.call.table import Layout, Meaning
+from regard.diagnosis.result import Assumption
 from regard.diagnosis.statements import Stated
 from regard.diagnosis.task import FIELDS, Given, Sizes
 
@@ -188,7 +189,7 @@ def _sizes(search: Search) -> Iterator[list[Given]]:
         usual = [many for many in (4, 3, 2, 8, 1) if many != rows]
         for many in (heads,) if heads else usual:
             model = search.subject.model
-            own = model // many if model else width
+            own = model // many if model else search.stated.width or width
             if model is None and more:
                 model = many * (width + more) + 3
             sizes = Sizes(2, many, many, rows, rows + keys, own, own + more, model)

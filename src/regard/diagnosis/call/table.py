@@ -73,6 +73,7 @@ PARAMETERS: Mapping[str, Meaning] = {
     **_names("scale scaling sm_scale qk_scale", "scale"),
     **_names("softmax_scale", "scale", FLASH),
     **_names("softcap soft_cap logit_cap logits_soft_cap attn_logit_softcapping cap", "softcap"),
+    **_names("sink sinks", "sink", HF),
     **_names("causal is_causal use_causal_mask autoregressive", "causal"),
     **_names("window window_len sliding_window window_length local_window", "window"),
     **_names("window_size local_window_size", "window", FLASH),

@@ -8,9 +8,10 @@ from __future__ import annotations
 from regard.diagnosis.call.remote import Caller
 from regard.diagnosis.door import library_of, ways_of
 from regard.diagnosis.process import protocol
+from regard.diagnosis.process.target import load
 from regard.diagnosis.process.worker import Respond, serve_messages
-from regard.diagnosis.reading.target import load
 from regard.diagnosis.statements import Stated
+from regard.problems.mechanisms import READ
 
 
 def serve(key: bytes, memory: int) -> None:
@@ -23,8 +24,11 @@ def serve(key: bytes, memory: int) -> None:
 
 def _begin(key: bytes, message: protocol.Message) -> tuple[bytes, Respond]:
     request = protocol.as_request(message)
-    function, stated = load(request["target"]), Stated(**request["stated"])
+    function, own = load(request["target"]), request["stated"]
+    parts = {name: READ[name](name, own[name]) for name in ("score", "normalize")}
+    plain = {"score": "dot", "normalize": "softmax"}
+    stated = Stated(**own | {name: parts[name] or plain[name] for name in parts})
     call = None if request["call"] is None else load(request["call"])
     library = stated.library or library_of(function)
-    caller = Caller(function, library, ways_of(function, call, library, stated))
+    caller = Caller(function, library, ways_of(function, call, library, stated), stated)
     return protocol.frame(key, message.number, {}), lambda one: caller.answer(one, key)

@@ -1,22 +1,8 @@
-"""Mistakes with positions: rows that are turned by the wrong angles, slopes of ALiBi."""
+"""Mistakes with what is added to the scores or turns their rows: positions, a bias, a softcap."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import numpy as np
-
-from regard.boundary.arrays import Array
-from regard.diagnosis.calls.probe import Probe, Values, Variant, turned
-from regard.diagnosis.mistakes.entry import (
-    Entries,
-    Family,
-    Replacement,
-    Variants,
-    mistakes,
-    replacing,
-)
+from regard.diagnosis.mistakes.entry import Family, written
 
 TURNED = (
     "Q, K = turn(Q, positions), turn(K, positions)  # before the scores; V is not turned",
@@ -43,458 +29,323 @@ SLOPES = (
     "slopes = 2.0 ** (-8 * np.arange(1, H + 1) / H)",
     "slopes = 2.0 ** (-8 * torch.arange(1, H + 1) / H)",
 )
+CAP = (
+    "scores = cap * np.tanh(scores / cap)  # after the scale, before the mask",
+    "scores = cap * torch.tanh(scores / cap)  # after the scale, before the mask",
+)
+SINK = (
+    "m = np.maximum(scores.max(-1), sink); e = np.exp(scores - m[..., None]); "
+    "P = e / (e.sum(-1) + np.exp(sink - m))[..., None]",
+    "P = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]",
+)
+ADDED = (
+    "logits = q @ k.swapaxes(-1, -2) / np.sqrt(D) + bias  # (H, L, S)",
+    "logits = q @ k.transpose(-1, -2) / math.sqrt(D) + bias  # (H, L, S)",
+)
 
-
-def _turn(rows: Array, places: Array, frequencies: Array, probe: Probe) -> Array:
-    angles = np.outer(places, frequencies)
-    return turned(rows, np.cos(angles), np.sin(angles), probe.interleaved)
-
-
-def _unturned(values: Values, side: str) -> Array:
-    return np.asarray(values["queries" if side == "query" else "keys"])
-
-
-def _rows(query: Callable[[Array], Array] | None, key: Callable[[Array], Array] | None) -> Variant:
-    """Queries and keys turned at other positions; None: not turned."""
-
-    def at(side: str, change: Callable[[Array], Array] | None) -> Replacement:
-        def rows(values: Values, probe: Probe) -> Array:
-            own, places = _unturned(values, side), values[f"{side}_positions"]
-            return (
-                own if change is None else _turn(own, change(places), values["frequencies"], probe)
-            )
-
-        return rows
-
-    return replacing(rotated_queries=at("query", query), rotated_keys=at("key", key))
-
-
-def _both(turn: Callable[[Array, Array, Array, Probe], Array]) -> Variant:
-    """Queries and keys turned otherwise: `turn(rows, places, frequencies, probe)`."""
-
-    def by(side: str) -> Replacement:
-        def rows(values: Values, probe: Probe) -> Array:
-            places, own = values[f"{side}_positions"], _unturned(values, side)
-            return turn(own, places, values["frequencies"], probe)
-
-        return rows
-
-    return replacing(rotated_queries=by("query"), rotated_keys=by("key"))
-
-
-def _both_by(frequencies: Callable[[Array], Array]) -> Variant:
-    """Queries and keys turned by other angles."""
-    return _both(lambda rows, places, own, probe: _turn(rows, places, frequencies(own), probe))
-
-
-def _exchanged(first: bool, second: bool) -> Variant:
-    """Queries and keys of whose pairs the first, or the second, has the sine for the cosine."""
-
-    def turn(rows: Array, places: Array, frequencies: Array, probe: Probe) -> Array:
-        angles, signs = np.outer(places, frequencies), np.sign(frequencies)
-        cosines, sines = np.cos(angles), np.sin(angles)
-        changed = (first & (signs < 0)) | (second & (signs > 0))
-        other = np.where(changed, signs * sines, cosines)
-        return turned(rows, other, np.where(changed, signs * cosines, sines), probe.interleaved)
-
-    return _both(turn)
-
-
-def _with_other_partners(rows: Array, places: Array, frequencies: Array, probe: Probe) -> Array:
-    """Rows whose features are turned with those of the other convention."""
-    angles, features = np.outer(places, frequencies), np.arange(rows.shape[-1])
-    pairs, halves = features.reshape(-1, 2)[:, ::-1], features.reshape(2, -1)[::-1]
-    order = (halves if probe.interleaved else pairs).T.ravel()
-    return np.asarray(rows * np.cos(angles) + rows[..., order] * np.sin(angles))
-
-
-def _other_layout(frequencies: Array) -> Array:
-    """The frequencies of halves where the signs are those of pairs, and the reverse."""
-    own = frequencies[: np.count_nonzero(frequencies)]  # the first features are turned
-    half = len(own) // 2
-    if half == 1 or own[1] < 0:  # in halves
-        other = np.repeat(-own[:half], 2) * np.repeat([-1, 1], half)
-    else:
-        other = np.tile(-own[::2], 2) * np.tile([-1, 1], half)
-    return np.concatenate([other, np.zeros(len(frequencies) - len(own))])
-
-
-def _other_layout_of_part(frequencies: Array) -> Array:
-    """The same where a part of the features is turned in halves, which come here as pairs."""
-    own = frequencies[: np.count_nonzero(frequencies)]
-    if len(own) == len(frequencies):
-        return np.full(len(own), np.nan)
-    angles = np.repeat(own[1::2], 2)
-    first, second = np.split(angles, 2)
-    pairs = np.stack([-first, second], -1).ravel()
-    return np.concatenate([pairs, np.zeros(len(frequencies) - len(own))])
-
-
-def _by_power(power: float) -> Variant:
-    return _both_by(lambda f: np.sign(f) * np.abs(f) ** power)
-
-
-def _values_too(values: Values, probe: Probe) -> Array:
-    right = probe.right  # positions come after the values
-    return _turn(right["values"], right["key_positions"], right["frequencies"], probe)
-
-
-def _twice(side: str) -> Variant:
-    name = f"rotated_{'queries' if side == 'query' else 'keys'}"
-
-    def rows(values: Values, probe: Probe) -> Array:
-        return _turn(probe.right[name], values[f"{side}_positions"], values["frequencies"], probe)
-
-    return replacing(**{name: rows})
-
-
-def _same(places: Array) -> Array:
-    return places
-
-
-def _from_zero(places: Array) -> Array:
-    return np.arange(float(len(places)))
-
-
-def _of_each_call(values: Values, probe: Probe, side: str) -> Array:
-    """Positions that begin at 0 in each call with a cache."""
-    calls = probe.chunks
-    places = np.concatenate([np.arange(float(n)) for n in calls]) if calls else None
-    own = values[f"{side}_positions"] if places is None else places
-    return _turn(_unturned(values, side), own, values["frequencies"], probe)
-
-
-def _turned_by_token(values: Values, probe: Probe) -> Array:
-    """The same where one call decodes all tokens, one after the other."""
-    return _turned_in_each_call(values, probe, probe.chunks or (1,) * probe.sizes["S"])
-
-
-def _turned_in_each_call(
-    values: Values, probe: Probe, chunks: tuple[int, ...] | None = None
-) -> Array:
-    """Scores with keys of a cache that are turned once more in each call that reads them."""
-    queries, keys = values["rotated_queries"], values["rotated_keys"]
-    chunks = probe.chunks if chunks is None else chunks
-    calls = np.repeat(np.arange(len(chunks)), chunks)
-    each = queries.shape[-3] // keys.shape[-3]
-    scores = queries @ keys.repeat(each, -3).swapaxes(-1, -2)
-    for call in range(1, len(chunks)):
-        more = values["key_positions"] * (1 + np.maximum(call - calls, 0))
-        again = _turn(_unturned(values, "key"), more, values["frequencies"], probe)
-        rows = np.flatnonzero(calls == call) - probe.offset
-        rows = rows[(rows >= 0) & (rows < probe.sizes["L"])]
-        scores[..., rows, :] = queries[..., rows, :] @ again.repeat(each, -3).swapaxes(-1, -2)
-    return scores
-
-
-ROTARY: Entries = {
+ROTARY = {
     "rotary_from_zero_in_each_call": (
         "with a cache, new tokens are turned as if they were at position 0",
         "Position i of a call is position past + i of the text.",
-        (
-            replacing(
-                rotated_queries=lambda v, p: _of_each_call(v, p, "query"),
-                rotated_keys=lambda v, p: _of_each_call(v, p, "key"),
-            ),
-            replacing(rotated_queries=lambda v, p: _of_each_call(v, p, "query")),
-        ),
+        "new_queries = turn(queries, query_positions - past, frequencies); "
+        "new_keys = turn(keys, new_positions - past, frequencies)",
         PLACES,
     ),
     "rotary_in_each_call": (
         "keys in the cache are turned again in each call",
         "A cache of turned keys must not be turned again: turn only the new ones.",
-        (replacing(scores=_turned_in_each_call), replacing(scores=_turned_by_token)),
+        "all_keys = turn(np.concatenate([old_keys, keys], -2), np.arange(S), frequencies)",
         PLACES,
     ),
     "rotary_on_queries_only": (
         "rotary positions turn the queries but not the keys",
         "A score then depends on the position of the query, not on how far apart the two are.",
-        (_rows(_same, None),),
+        "rotated_keys = keys",
     ),
     "rotary_on_keys_only": (
         "rotary positions turn the keys but not the queries",
         "A score then depends on the position of the key, not on how far apart the two are.",
-        (_rows(None, _same),),
+        "rotated_queries = queries",
     ),
     "rotary_on_values_too": (
         "rotary positions turn the values too",
         "Only scores need positions; a turned value is another value.",
-        (replacing(values=_values_too),),
+        "values = turn(values, key_positions, frequencies)",
     ),
     "rotary_on_values_and_keys": (
         "rotary positions turn keys and values instead of queries and keys",
         "Queries are not turned, and a turned value is another value.",
-        (_rows(None, _same) | replacing(values=_values_too),),
+        "rotated_queries = queries; values = turn(values, key_positions, frequencies)",
     ),
     "rotary_on_values_and_queries": (
         "rotary positions turn queries and values instead of queries and keys",
         "Keys are not turned, and a turned value is another value.",
-        (_rows(_same, None) | replacing(values=_values_too),),
+        "rotated_keys = keys; values = turn(values, key_positions, frequencies)",
     ),
     "rotary_twice": (
         "rotary positions are applied twice",
         "Rows are turned by twice the angle: a distance counts as twice as far.",
-        (_twice("query") | _twice("key"),),
+        "rotated_queries = turn(queries, 2 * query_positions, frequencies); "
+        "rotated_keys = turn(keys, 2 * key_positions, frequencies)",
     ),
     "rotary_twice_on_keys": (
         "the keys are turned twice",
         "A cache of turned keys must not be turned again.",
-        (_twice("key"),),
+        "rotated_keys = turn(keys, 2 * key_positions, frequencies)",
     ),
     "rotary_twice_on_queries": (
         "the queries are turned twice",
         "A score then depends on the position of the query too.",
-        (_twice("query"),),
+        "rotated_queries = turn(queries, 2 * query_positions, frequencies)",
     ),
     "rotary_conventions_mixed": (
         "rotary angles are laid out for one convention and rows turned by the other",
         "With halves (rotate_half) feature p and p + D/2 have one angle; with interleaved pairs "
         "features 2p and 2p + 1 do.",
-        (_both_by(_other_layout), _both_by(_other_layout_of_part), _both(_with_other_partners)),
+        "frequencies = np.repeat(f, 2) * np.repeat([-1, 1], D // 2)",
+        "frequencies = np.tile(f, 2) * np.tile([-1, 1], D // 2)",
         HALVES,
     ),
     "rotary_opposite_directions": (
         "queries and keys are turned in opposite directions",
         "A score then depends on the sum of two positions instead of their difference.",
-        (_rows(_same, np.negative), _rows(np.negative, _same)),
+        "rotated_keys = turn(keys, -key_positions, frequencies)",
+        "rotated_queries = turn(queries, -query_positions, frequencies)",
     ),
     "rotary_sign_lost": (
         "the minus of the rotation is missing",
         "A pair (x, y) becomes (x·cos − y·sin, y·cos + x·sin): one of the two sines is negative.",
-        (_both_by(np.abs), _both_by(lambda f: -np.abs(f))),
-    ),
-    "rotary_sine_for_cosine": (
-        "a sine and a cosine of the rotation are exchanged",
-        "A pair (x, y) becomes (x·cos − y·sin, y·cos + x·sin).",
-        (_exchanged(False, True), _exchanged(True, False), _exchanged(True, True)),
-        (
-            "Q[..., 1::2] = even * sin + odd * cos  # even * cos - odd * sin before it",
-            "out_odd = even * sin + odd * cos  # even * cos - odd * sin before it",
-        ),
+        "frequencies = np.abs(signed(f))",
+        "frequencies = -np.abs(signed(f))",
     ),
     "rotary_position_of_query": (
         "with more keys than queries, the first query is turned as if it were at position 0",
         "With a cache, position i of a call is position past + i of the text.",
-        (_rows(_from_zero, _same),),
+        "rotated_queries = turn(queries, query_positions - past, frequencies)",
         PLACES,
     ),
     "rotary_off_by_one": (
         "queries and keys are turned at positions that differ by one",
         "The first query and the first key have the same position.",
-        (_rows(lambda p: p + 1, _same), _rows(_same, lambda p: p + 1)),
+        "rotated_queries = turn(queries, query_positions + 1, frequencies)",
+        "rotated_keys = turn(keys, key_positions + 1, frequencies)",
         PLACES,
     ),
     "rotary_reversed": (
         "positions of the keys are counted from the end",
         "Key 0 is at position 0, like query 0.",
-        (_rows(_same, lambda p: p[::-1]),),
+        "rotated_keys = turn(keys, key_positions[..., ::-1], frequencies)",
         PLACES,
     ),
     "rotary_frequencies_wrong": (
         "the frequencies of rotary positions have another exponent",
         "Pair p turns by base^(−2p/D) radians for each position.",
-        (_by_power(0.5), _by_power(2.0)),
+        "frequencies = signed(f**0.5)",
+        "frequencies = signed(f**2)",
         FREQUENCIES,
     ),
     "rotary_frequencies_inverted": (
         "the frequencies of rotary positions are inverted",
         "Pair p turns by base^(−2p/D) radians for each position, not base^(2p/D).",
-        (_by_power(-1.0),),
+        "frequencies = signed(1 / f)",
         FREQUENCIES,
     ),
     "rotary_one_frequency": (
         "every pair of features turns at the same speed",
         "Pair p turns by base^(−2p/D) radians for each position.",
-        (_by_power(0.0),),
+        "frequencies = signed(f**0)",
         FREQUENCIES,
     ),
     "rotary_frequencies_reversed": (
         "the frequencies of rotary positions are in reverse order",
         "Pair 0 turns fastest, by 1 radian for each position.",
-        (_both_by(lambda f: np.sign(f) * np.abs(f[::-1])),),
+        "frequencies = signed(f[::-1])",
         FREQUENCIES,
     ),
     "rotary_in_degrees": (
         "angles are taken as degrees",
         "Sines and cosines take radians.",
-        (_both_by(np.deg2rad), _both_by(np.rad2deg)),
+        "frequencies = np.deg2rad(signed(f))",
+        "frequencies = np.rad2deg(signed(f))",
         FREQUENCIES,
     ),
 }
-
-
-def _biased(bias: Callable[[Values, Probe], Array]) -> Variants:
-    """Something else is added to the scores than the penalties of the distances."""
-
-    def positioned(values: Values, probe: Probe) -> Array:
-        names = ("capped", "scaled")
-        before = next(values[name] for name in names if name in values)
-        return np.asarray(before + bias(values, probe))
-
-    return (replacing(positioned=positioned),)
-
-
-def _signed(values: Values, probe: Probe) -> Array:
-    """Slopes times the position of the key, less that of the query."""
-    ahead = values["key_positions"] - values["query_positions"][:, None]
-    return np.asarray(_by_head(values) * ahead)
-
-
-def _by_head(values: Values) -> Array:
-    return np.asarray(values["positions_slopes"][:, None, None])
-
-
-def _with_slopes(slopes: Callable[[Array], Array]) -> Variants:
-    """Other slopes, made of the numbers of the heads from 1."""
-
-    def bias(values: Values, probe: Probe) -> Array:
-        heads = np.arange(1.0, probe.sizes["H"] + 1)
-        apart = np.abs(values["key_positions"] - values["query_positions"][:, None])
-        return np.asarray(-np.broadcast_to(slopes(heads), heads.shape)[:, None, None] * apart)
-
-    return _biased(bias)
-
-
-def _from_first_key(values: Values, probe: Probe) -> Array:
-    """Distances with the first query at position 0."""
-    places = np.arange(float(probe.sizes["L"]))[:, None]
-    apart = np.abs(values["key_positions"] - places)
-    return np.asarray(-np.reshape(values["positions_slopes"], (-1, 1, 1)) * apart)
-
-
-ALIBI: Entries = {
+ALIBI = {
     "alibi_sign": (
         "ALiBi is added with the wrong sign: far keys are favoured",
         "slope·|i − j| is a penalty: it is subtracted.",
-        _biased(lambda values, probe: values["penalties"]),
+        "positioned = scaled + slopes * np.abs(i - j)",
     ),
     "alibi_position_of_query": (
         "with more keys than queries, ALiBi takes the first query for the first token",
         "With a cache, query i is at position past + i: the oldest keys are favoured otherwise.",
-        _biased(_from_first_key),
+        "positioned = scaled - slopes * np.abs(row - j)",
         PLACES,
     ),
     "alibi_not_absolute": (
         "ALiBi grows with j − i instead of falling with |i − j|",
         "Keys after the query are then favoured the more, the further away they are.",
-        _biased(_signed) + _biased(lambda values, probe: -_signed(values, probe)),
+        "positioned = scaled - slopes * (i - j)",
+        "positioned = scaled - slopes * (j - i)",
     ),
     "alibi_slopes_of_eight": (
         "the slopes of ALiBi are 2^−1, 2^−2, … whatever the number of heads",
         "That is right for 8 heads alone; with H heads slope n is 2^(−8n/H).",
-        _with_slopes(lambda n: 2.0**-n),
+        "positions_slopes = 2.0**-h",
         SLOPES,
     ),
     "alibi_slopes_from_zero": (
         "the slopes of ALiBi are counted from 0: the first one is 1",
         "Slope n of H is 2^(−8n/H) for n = 1 … H.",
-        _with_slopes(lambda n: 2.0 ** (-8 * (n - 1) / len(n)))
-        + _with_slopes(lambda n: 2 ** (1 - n)),
+        "positions_slopes = 2.0 ** (-8 * (h - 1) / H)",
+        "positions_slopes = 2.0 ** (1 - h)",
         SLOPES,
     ),
     "alibi_slopes_reversed": (
         "the slopes of ALiBi are in reverse order",
         "The first head has the steepest slope.",
-        _with_slopes(lambda n: 2.0 ** (-8 * n[::-1] / len(n))),
+        "positions_slopes = 2.0 ** (-8 * h[::-1] / H)",
         SLOPES,
     ),
     "alibi_one_slope": (
         "every head has the same slope of ALiBi",
         "Heads look near or far because their slopes differ.",
-        _with_slopes(lambda n: np.ones(1))
-        + _with_slopes(lambda n: np.full(1, 0.5))
-        + _with_slopes(lambda n: np.full(1, 0.25))
-        + _with_slopes(lambda n: np.full(1, 0.1))
-        + _with_slopes(lambda n: 2.0 ** (-8 * n[:1] / len(n)))
-        + _with_slopes(lambda n: 2.0 ** (-8 * n[-1:] / len(n))),
+        "positions_slopes = np.full(H, 0.5)",
+        *(f"positions_slopes = np.full(H, {n})" for n in (1.0, 0.25, 0.1)),
+        "positions_slopes = np.full(H, 2.0 ** (-8 / H))",
+        "positions_slopes = np.full(H, 2.0**-8)",
         SLOPES,
     ),
     "alibi_slopes_linear": (
         "the slopes of ALiBi are not powers of two",
         "Slope n of H is 2^(−8n/H).",
-        _with_slopes(lambda n: n / len(n))
-        + _with_slopes(lambda n: 1 / n)
-        + _with_slopes(lambda n: np.exp(-8 * n / len(n)))
-        + _with_slopes(lambda n: np.exp(-n)),
+        "positions_slopes = h / H",
+        "positions_slopes = 1 / h",
+        "positions_slopes = np.exp(-8 * h / H)",
+        "positions_slopes = np.exp(-h)",
         SLOPES,
     ),
     "alibi_scaled": (
         "ALiBi is divided by √D like the scores",
         "It is added after the scale.",
-        _biased(lambda values, probe: -values["penalties"] * probe.sizes["D"] ** -0.5),
-    ),
-    "alibi_unscaled_scores": (
-        "with ALiBi the scores are not scaled",
-        "The dot products are divided by √D before the penalty is subtracted.",
-        (
-            replacing(
-                positioned=lambda values, probe: np.asarray(values["scores"] - values["penalties"])
-            ),
-        ),
+        "positioned = (scores - slopes * np.abs(i - j)) / np.sqrt(D)",
     ),
     "alibi_twice": (
         "ALiBi is subtracted twice",
         "slope·|i − j| is subtracted once.",
-        _biased(lambda values, probe: -2 * values["penalties"]),
+        "positioned = scaled - slopes * 2 * np.abs(i - j)",
     ),
     "alibi_multiplied": (
         "the scores are multiplied by the distances instead of lowered by them",
         "slope·|i − j| is subtracted from each score.",
-        (
-            replacing(
-                positioned=lambda values, probe: np.asarray(values["scaled"] * -values["penalties"])
-            ),
-        ),
+        "positioned = scaled * slopes * np.abs(i - j)",
     ),
     "alibi_squared": (
         "ALiBi grows with the square of the distance",
         "The penalty is slope·|i − j|.",
-        _biased(
-            lambda values, probe: (
-                -_by_head(values)
-                * np.square(values["key_positions"] - values["query_positions"][:, None])
-            )
-        ),
+        "positioned = scaled - slopes * (i - j) ** 2",
     ),
 }
-
-
-# By window: where code of a ring buffer takes a query, and a key, to be.
-SLOTS: tuple[tuple[Callable[[Array, int], Array], Callable[[Array, int], Array]], ...] = (
-    (lambda row, size: np.minimum(row, size - 1), np.mod),
-    (np.mod, np.mod),
-    (lambda row, size: row, np.mod),
-)
-
-
-def positions_of_slots() -> Iterator[Variant]:
-    """Slots of a ring buffer for the positions of its keys, with rotary positions and ALiBi."""
-    for of_row, of_key in SLOTS:
-
-        def places(values: Values, probe: Probe, own: Any = (of_row, of_key)) -> list[Array]:
-            sides = (values["query_positions"], values["key_positions"])
-            return [of(one, probe.window or len(one)) for of, one in zip(own, sides, strict=True)]
-
-        def apart(values: Values, probe: Probe, places: Any = places) -> Array:
-            row, key = places(values, probe)
-            return np.asarray(row[:, None] - key)
-
-        def rows(values: Values, probe: Probe, places: Any = places) -> Array:
-            return _turn(values["queries"], places(values, probe)[0], values["frequencies"], probe)
-
-        def keys(values: Values, probe: Probe, places: Any = places) -> Array:
-            return _turn(values["keys"], places(values, probe)[1], values["frequencies"], probe)
-
-        def lowered(values: Values, probe: Probe, apart: Any = apart) -> Array:
-            return np.asarray(-_by_head(values) * apart(values, probe))
-
-        def lowered_by_size(values: Values, probe: Probe, apart: Any = apart) -> Array:
-            return np.asarray(-_by_head(values) * np.abs(apart(values, probe)))
-
-        yield replacing(rotated_queries=rows, rotated_keys=keys)
-        yield from (*_biased(lowered), *_biased(lowered_by_size))
-
-
+SOFTCAP = {
+    "softcap_not_multiplied_back": (
+        "tanh(scores / cap) is not multiplied by the cap",
+        "Scores then lie between −1 and 1, and weights are almost equal.",
+        "capped = np.tanh(scaled / cap)",
+    ),
+    "softcap_not_divided": (
+        "the scores are not divided by the cap before tanh",
+        "tanh saturates above 2: all larger scores become the cap.",
+        "capped = cap * np.tanh(scaled)",
+    ),
+    "softcap_before_scale": (
+        "the softcap comes before the scale",
+        "Unscaled scores are √D times as large, so they are capped too early.",
+        "capped = cap * np.tanh(scores / cap) / np.sqrt(D)",
+    ),
+    "softcap_inverted": (
+        "the cap multiplies before tanh and divides after it",
+        "A softcap is cap·tanh(scores / cap), not tanh(scores · cap) / cap.",
+        "capped = np.tanh(scaled * cap) / cap",
+    ),
+}
+AFTER_MASK = {
+    "softcap_after_mask": (
+        "the softcap comes after the mask: hidden keys get a score of −cap",
+        "−cap is an ordinary score, so hidden keys keep some weight.",
+        "masked = cap * np.tanh(np.where(keep, scaled, -1e9) / cap)",
+        "masked = cap * np.tanh(np.where(keep, scaled, -np.inf) / cap)",
+    ),
+}
+BIASES = {
+    "pair_bias_transposed": (
+        "the bias is transposed: query and key are exchanged in it",
+        "Rows are queries, columns are keys; a square bias fits both ways.",
+        "biased = scaled + T(bias)",
+    ),
+    "pair_bias_lost": (
+        "the bias is not added to the scores",
+        "What it says of places or pairs then has no effect.",
+        "biased = scaled",
+    ),
+    "pair_bias_scaled": (
+        "the bias is divided by the root of D too",
+        "Scores are scaled first, and the bias is added to them.",
+        "biased = (scores + bias) / np.sqrt(D)",
+    ),
+    "pair_bias_subtracted": (
+        "the bias is subtracted from the scores",
+        "It is added: a large bias means that a key counts more.",
+        "biased = scaled - bias",
+    ),
+}
+SINKS = {
+    "sink_without_effect": (
+        "the sink has no effect: the weights are divided by their sum without it",
+        "The share that the sink takes must be missing from the row.",
+        "sunk = by_sum(e)",
+    ),
+    "sink_not_shifted": (
+        "the sink's exponential is not shifted by the row maximum",
+        "The others are exp(score − m), so the sink's is exp(sink − m).",
+        "sunk = e / (e.sum(-1, keepdims=True) + np.exp(sink))",
+        "sunk = exps(logits) / (exps(logits).sum(-1, keepdims=True) + np.exp(sink))",
+    ),
+    "sink_added_unexponentiated": (
+        "the sink itself is added to the sum instead of its exponential",
+        "A sink is a logit: exp(sink − m) belongs into the sum.",
+        "sunk = e / (e.sum(-1, keepdims=True) + sink)",
+    ),
+    "sink_has_a_value": (
+        "the share of the sink goes to a value",
+        "A sink takes weight and gives nothing.",
+        "output = weights @ v + (1 - weights.sum(-1, keepdims=True)) * v[..., :1, :]",
+        "output = weights @ v + (1 - weights.sum(-1, keepdims=True)) * v[..., -1:, :]",
+        "output = weights @ v + (1 - weights.sum(-1, keepdims=True)) * v.mean(-2, keepdims=True)",
+        "output = weights @ v + (1 - weights.sum(-1, keepdims=True)) * 1.0",
+    ),
+    "sink_left_at_the_other_end": (
+        "the column of a key is left out instead of the sink's: weights are shifted by one key",
+        "Where the sink was joined on the right, [..., :-1] leaves it out; on the left, [..., 1:].",
+        "output = np.concatenate([weights[..., 1:], 1 - weights.sum(-1, keepdims=True)], -1) @ v",
+        "output = np.concatenate([1 - weights.sum(-1, keepdims=True), weights[..., :-1]], -1) @ v",
+    ),
+    "sink_scaled": (
+        "the sink is divided by √D like the scores",
+        "A sink is a logit of its own, which is learned without a scale.",
+        "sunk = e / (e.sum(-1, keepdims=True) + np.exp(sink / np.sqrt(D) - m))",
+    ),
+    "sink_of_another_head": (
+        "every head has the sink of the first one",
+        "There is one sink for each query head.",
+        "sunk = e / (e.sum(-1, keepdims=True) + np.exp(sink[:1] - m))",
+    ),
+}
 FAMILY: Family = "positions, softcap and sinks"
-ROTARY_MISTAKES = mistakes(FAMILY, TURNED, ROTARY)
-ALIBI_MISTAKES = mistakes(FAMILY, BIAS, ALIBI)
+MISTAKES = (
+    *written(FAMILY, TURNED, ROTARY),
+    *written(FAMILY, BIAS, ALIBI),
+    *written(FAMILY, CAP, SOFTCAP),
+    *written(FAMILY, CAP, AFTER_MASK, "softcap and mask"),
+    *written(FAMILY, ADDED, BIASES),
+    *written(FAMILY, SINK, SINKS, "sink"),
+)

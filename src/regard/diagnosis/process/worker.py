@@ -9,26 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
-from regard.diagnosis.calls.convention import CallResult
-from regard.diagnosis.forms.inspection import inspect_function
 from regard.diagnosis.process import protocol
-from regard.diagnosis.process.changed_code import ChangedCode
-from regard.diagnosis.process.jax_traces import Traces
-from regard.diagnosis.process.running import answer_question, describe_error
-from regard.diagnosis.reading.target import load
+from regard.diagnosis.process.running import describe_error
 from regard.errors import OptionError, ProblemError, safe_text
 
 Respond = Callable[[protocol.Message], bytes]  # the frame that answers a message
-
-
-def serve(key: bytes, memory: int) -> None:
-    """Load what the first message names, then answer one question after the other, without end.
-
-    `memory`: bytes that the function may take.
-    """
-    serve_messages(key, memory, _begin)
 
 
 def serve_messages(
@@ -61,28 +47,6 @@ def serve_messages(
     answer(reply)
     while True:
         answer(respond(next_message()))
-
-
-def _begin(key: bytes, message: protocol.Message) -> tuple[bytes, Respond]:
-    request = protocol.as_request(message)
-    loaded = load(request["target"])
-    readings = inspect_function(loaded, request["roles"], request["heads"], request["library"])
-    code = ChangedCode(loaded)
-    callees = [replace(callee, blocks=code.blocks) for _, callee in readings]
-    traces: dict[int, Traces] = {}
-
-    def respond(message: protocol.Message) -> bytes:
-        question = protocol.as_question(message)
-        try:
-            results = answer_question(readings, question, request["limit"], traces, code)
-        except KeyboardInterrupt as error:  # raised by the function: no terminal is attached
-            results = [CallResult(problem=describe_error(error), kind="raised")]
-        except BaseException as error:
-            text = f"its answer could not be read: {describe_error(error)}"
-            results = [CallResult(problem=text, kind="raised")]
-        return protocol.results_frame(key, message.number, results)
-
-    return protocol.callees_frame(key, message.number, callees), respond
 
 
 def _why(error: BaseException, target: str) -> str:

@@ -6,9 +6,10 @@ so does a value that makes the rest right when it is exchanged. Must not know ho
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +77,7 @@ def trace(
     Examples
     --------
     >>> from types import SimpleNamespace
-    >>> from regard.diagnosis.calls.probe import Probe
+    >>> from regard.diagnosis.probe import Probe
     >>> from regard.diagnosis.trace.rewrite import rewritten
     >>> q, k, v = np.random.default_rng(0).normal(size=(3, 1, 2, 5, 4))
     >>> probe = Probe("own", "", {"queries": q, "keys": k, "values": v})
@@ -96,12 +97,40 @@ def trace(
     ('weights', 5, 'with 1 instead of 2', ('exponentials', 4))
     """
     notes = Notes(code)
+    with _noted(thing, code, notes):
+        traced = Traced(run, notes, problem, others)
+        return traced, None if traced.right else Verdict(traced).departure
+
+
+@contextlib.contextmanager
+def _noted(thing: Any, code: Code, notes: Notes) -> Iterator[None]:
+    """While this lasts the code of a thing hands its values to notes, and libraries are opened."""
     is_module = isinstance(thing, types.ModuleType)
     own = listening(thing, notes) if is_module else in_force(thing, code, notes.names())
     quiet = np.errstate(all="ignore")
     with own, torch.opened(notes, thing), jax.opened(notes, thing), quiet:
-        traced = Traced(run, notes, problem, others)
-        return traced, None if traced.right else Verdict(traced).departure
+        yield
+
+
+def differing(run: Run, code: Code, thing: Any, problem: Problem) -> tuple[Traced, Departure]:
+    """Run the same problem twice, and tell the first value that is another one the second time."""
+    notes = Notes(code)
+    with _noted(thing, code, notes):
+        traced = Traced(run, notes, problem)
+        traced.found  # noqa: B018  as long as its values are there
+        traced.listened()
+    for one, other in zip(traced.finder.records, notes.records, strict=False):
+        if one.node != other.node or not np.array_equal(one.value, other.value, equal_nan=True):
+            return traced, _drawn(traced, one)
+    return traced, Departure("", 0, "two equal calls give different results", "twice")
+
+
+def _drawn(traced: Traced, record: Record) -> Departure:
+    node = traced.notes.nodes[record.node]
+    drawn = node.kind in ("Call", "Library")
+    said = "drawn at random" if drawn else "kept from an earlier call"
+    name = "dropout_left_on" if drawn else "state_kept"
+    return Departure("", node.line, f"{node.text} is {said}", "twice", name)
 
 
 def story(traced: Traced, departure: Departure | None = None) -> Story:

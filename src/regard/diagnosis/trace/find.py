@@ -16,7 +16,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
-from regard.diagnosis.calls.probe import Probe
+from regard.diagnosis.probe import Probe
 from regard.diagnosis.trace.notes import Record
 from regard.textbook.steps import Step
 

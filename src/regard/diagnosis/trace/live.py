@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 import linecache
+from collections import Counter
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -36,7 +37,9 @@ def code_of(thing: Any) -> Code:
 def in_force(thing: Any, code: Code, names: dict[str, Any]) -> Iterator[None]:
     """While this lasts the functions reached from one run rewritten; `names` are what they call."""
     own = [one for one in _functions(thing) if one.__code__.co_filename == code.file]
-    made = {_place(one): one for one in _codes(code.compiled)} if code.compiled else {}
+    every = [*_codes(code.compiled)] if code.compiled else []
+    often = Counter(map(_place, every))  # two lambdas on a line cannot be told apart
+    made = {_place(one): one for one in every if often[_place(one)] == 1}
     before: list[tuple[FunctionType, CodeType]] = []
     spaces = {id(one.__globals__): one.__globals__ for one in own}.values()
     try:
@@ -54,6 +57,19 @@ def in_force(thing: Any, code: Code, names: dict[str, Any]) -> Iterator[None]:
         for space in spaces:
             for name in names:
                 space.pop(name, None)
+
+
+def spans(thing: Any, code: Code) -> list[range]:
+    """The lines of each function of that code which is reached from a thing."""
+    own = (one.__code__ for one in _functions(thing) if one.__code__.co_filename == code.file)
+    return [
+        range(one.co_firstlineno, 1 + max(last for part in _codes(one) for last in _lines(part)))
+        for one in own
+    ]
+
+
+def _lines(code: CodeType) -> list[int]:
+    return [code.co_firstlineno, *(line for *_, line in code.co_lines() if line)]
 
 
 def _place(code: CodeType) -> tuple[str, int]:
@@ -74,6 +90,8 @@ def _functions(thing: Any) -> list[FunctionType]:
 def _reached(thing: Any) -> Iterator[FunctionType]:
     """A function, or those of a class or an object, and what they name of the same module."""
     waiting, seen = [thing], set()
+    if inspect.ismethod(thing):
+        waiting.append(type(thing.__self__))
     while waiting:
         one = _bare(waiting.pop(0))
         if id(one) in seen:

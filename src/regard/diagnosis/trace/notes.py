@@ -37,6 +37,10 @@ class Record:
     written: bool = False  # by a statement that changed the object
 
 
+class EndlessError(BaseException):
+    """Exchanged values make a loop longer than it was; no `except Exception` keeps it going."""
+
+
 class Notes:
     """The records of one run after the other of the same code."""
 
@@ -45,6 +49,7 @@ class Notes:
         self.nodes: list[Node] = list(code.nodes)  # and those that libraries add
         self.instead: dict[int, Exchange] = {}  # by node; an operator's is another operator
         self.ran: dict[int, int] | None = None  # how often nodes ran while values were exchanged
+        self.left = 0  # how often they may do so yet
         self._added: dict[tuple[int, str], int] = {}
         self.listening = False
         self.clear()
@@ -73,7 +78,7 @@ class Notes:
         if node in self.instead:
             value = self.instead[node](value, sys._getframe(1))
         if self.ran is not None:
-            self.ran[node] = self.ran.get(node, 0) + 1
+            self._count(node, self.ran)
         elif self.listening:
             self.runs[node] = self.runs.get(node, 0) + 1
             kind = type(value)
@@ -88,7 +93,7 @@ class Notes:
         own = self.instead.get(node)
         value = OPERATORS[self.nodes[node].detail](*operands) if own is None else own(*operands)
         if self.ran is not None:
-            self.ran[node] = self.ran.get(node, 0) + 1
+            self._count(node, self.ran)
         elif self.listening:
             self.runs[node] = self.runs.get(node, 0) + 1
             self.keep(node, value, self._parents(node))
@@ -97,7 +102,7 @@ class Notes:
     def write(self, node: int, value: Any) -> None:
         """Take an object that a statement has changed."""
         if self.ran is not None:
-            self.ran[node] = self.ran.get(node, 0) + 1
+            self._count(node, self.ran)
         elif self.listening:
             self.runs[node] = self.runs.get(node, 0) + 1
             self.keep(node, value, self._parents(node), written=True)
@@ -110,7 +115,7 @@ class Notes:
             IN_PLACE[self.nodes[node].detail] if own is None else own, target, value, *index
         )
         if self.ran is not None:
-            self.ran[node] = self.ran.get(node, 0) + 1
+            self._count(node, self.ran)
         elif self.listening:
             self.runs[node] = self.runs.get(node, 0) + 1
             known = () if before is None or before.owner is not target else (before,)
@@ -133,6 +138,12 @@ class Notes:
             node = self._added[line, text] = len(self.nodes) - 1
         own = (self._owners.get(id(one)) for one in leaves(list(operands)))
         self.keep(node, value, tuple(one for one in own if one is not None))
+
+    def _count(self, node: int, ran: dict[int, int]) -> None:
+        ran[node] = ran.get(node, 0) + 1
+        self.left -= 1
+        if self.left < 0:
+            raise EndlessError
 
     # --- records -------------------------------------------------------------------------------
 

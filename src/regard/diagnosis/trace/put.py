@@ -23,6 +23,7 @@ from regard.diagnosis.trace.traced import Traced
 
 MOST_TRIES = 400
 MOST_WORK = 600_000  # expressions that are run again altogether
+LONGER = 4  # times as many expressions may run when one is exchanged
 MOST_NAMES = 8  # that take the place of one
 FARTHER = 5  # so many lines farther away is as unlikely as a change of the next rank
 PUT = 3  # the rank of values that are put in, as against small changes
@@ -80,6 +81,7 @@ class Putting:
         """Whether the result is right with these values exchanged, and those of other problems."""
         notes = self.traced.notes
         notes.instead, notes.ran = dict(exchanges), {}
+        notes.left = LONGER * (1 + len(self.traced.others)) * (100 + sum(notes.runs.values()))
         try:
             # What then takes another way, and computes less, is no cure of this one.
             right = self.traced.is_right_again(everywhere=everywhere)

@@ -7,6 +7,7 @@ is. Must not know values, nor what the code computes.
 from __future__ import annotations
 
 import ast
+import io
 import operator
 import types
 from collections.abc import Callable, Mapping
@@ -174,7 +175,7 @@ class _Rewriter(ast.NodeTransformer):
     """Wraps what is read within functions; the rest of a module stays."""
 
     def __init__(self, code: Code) -> None:
-        self.code, self.lines = code, code.text.splitlines(keepends=True)
+        self.code, self.lines = code, [*io.StringIO(code.text)]
         self.parts: list[list[int]] = [[]]
         self.names: list[tuple[str, ...]] = []
         self.scopes, self.scope = 0, [0]
@@ -183,13 +184,24 @@ class _Rewriter(ast.NodeTransformer):
 
     def declare(self, node: Any, parts: list[int], detail: str = "") -> int:
         """The number of a new node."""
-        own = ast.get_source_segment(self.code.text, node) or ""
         names = self.names[-1] if self.names else ()
         line, last = node.lineno, node.end_lineno or node.lineno
         kind = type(node).__name__
-        made = Node(line, own, tuple(parts), kind, detail, names, self.scope[-1], last)
+        made = Node(
+            line, self.text_of(node), tuple(parts), kind, detail, names, self.scope[-1], last
+        )
         self.code.nodes.append(made)
         return len(self.code.nodes) - 1
+
+    def text_of(self, node: Any) -> str:
+        """The text of a node; `ast.get_source_segment` splits the whole file each time."""
+        own = self.lines[node.lineno - 1 : node.end_lineno]
+        if not own or node.end_col_offset is None:
+            return ""
+        parts = [line.encode() for line in own]
+        parts[-1] = parts[-1][: node.end_col_offset]
+        parts[0] = parts[0][node.col_offset :]
+        return b"".join(parts).decode(errors="replace")
 
     def call(self, name: str, node: ast.AST, *arguments: ast.expr | int) -> ast.Call:
         own = [ast.Constant(one) if isinstance(one, int) else one for one in arguments]
@@ -265,7 +277,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def statement(self, node: ast.stmt) -> list[ast.stmt]:
         """A statement, and what tells of the objects that it changes in place."""
-        if _is_function(node) or isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return [self.visit(node)]
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal):
             return [node]
@@ -430,7 +442,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def _plain(node: ast.expr) -> ast.expr | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
-from regard.diagnosis.calls.probe import Variant, evaluate
+from regard.diagnosis.probe import Variant, evaluate
 from regard.diagnosis.trace.find import Sought, downstream
 from regard.diagnosis.trace.notes import Record
 from regard.diagnosis.trace.traced import Traced, alike

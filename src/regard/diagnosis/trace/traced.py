@@ -15,9 +15,9 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
-from regard.diagnosis.calls.probe import Probe
+from regard.diagnosis.probe import Probe
 from regard.diagnosis.trace.find import NEAR, Finder, Sought, sought
-from regard.diagnosis.trace.notes import Notes, Record
+from regard.diagnosis.trace.notes import EndlessError, Notes, Record
 
 RIGHT = 1e-5  # how far a result may be off, relative where it is larger than 1
 
@@ -114,7 +114,7 @@ class Traced:
                     return False
                 others = self.others if everywhere else ()
                 return all(is_right(run(), problem) for run, problem in others)
-        except Exception:  # exchanged values make any code raise
+        except (Exception, EndlessError):  # exchanged values make any code raise
             return False
 
     # --- what the result is made of ------------------------------------------------------------

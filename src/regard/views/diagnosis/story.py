@@ -7,7 +7,7 @@ that came with the function is made safe here. Must not know how anything is dra
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,20 +17,20 @@ from regard.views.all_steps import declared, places
 from regard.views.report.tables import Printed, PrintedCell, rounded, shaded
 
 if TYPE_CHECKING:
-    from regard.diagnosis.result import Example, Matrix, Named, Outcome, Shown
+    from regard.diagnosis.result import Departure, Example, Matrix, Named, Outcome, Shown
 
 # Whether something is as it should be; each view has its own colours and signs for these.
 Mood = Literal["good", "warning", "bad", "none"]
 
 VERDICTS: Mapping[str, Mood] = {"right": "good", "fragile": "warning"}
-ABILITIES: Mapping[str, Mood] = {
+STATES: Mapping[str, Mood] = {
     "wrong": "bad",
-    "refused": "warning",
+    "assumed": "warning",
     "right": "good",
-    "not offered": "none",
+    "not asked": "none",
 }
-PROPERTIES: Mapping[str, Mood] = {"fails": "bad", "holds": "good", "not tried": "none"}
-HOLDS = {True: "holds", False: "fails", None: "not tried"}
+# Why something was assumed that nobody has stated.
+SOURCES = {"tried": "what was tried otherwise differs", "unstated": "not stated, and tried"}
 DIFFERS = "≠"
 # Two numbers that differ are shown with as many decimals as it takes to see that.
 DECIMALS = (4, 8, 12)
@@ -94,12 +94,28 @@ class Part:
 
 @dataclass(frozen=True)
 class State:
-    """What became of one thing that was tried."""
+    """What became of one thing that was assumed or asked."""
 
     word: str
     mood: Mood
     title: str
-    detail: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class CodeLine:
+    """One line of the function, and the steps of the textbook that it makes."""
+
+    number: int
+    text: str
+    makes: tuple[Compared, ...]
+    departs: bool
+    follows: bool  # whether the line before it is shown, too
+
+    @property
+    def mood(self) -> Mood:
+        """Whether what it makes is right."""
+        return "bad" if self.departs else "good" if self.makes else "none"
 
 
 @dataclass(frozen=True)
@@ -110,74 +126,93 @@ class Story:
     verdict: str
     mood: Mood
     summary: str
-    called: str
+    code: tuple[CodeLine, ...]
+    adapter: str  # code: how it was called, or one to edit
     parts: tuple[Part, ...]
     states: tuple[tuple[str, tuple[State, ...]], ...]
     findings: tuple[str, ...]
     more: tuple[str, ...]  # commands
     cost: str
 
+    @property
+    def departing(self) -> tuple[Compared, ...]:
+        """The steps that the code has with other numbers."""
+        every = (one for line in self.code for one in line.makes)
+        return tuple(one for one in every if one.wrong is not None)
+
 
 def tell(diagnosis: Outcome) -> Story:
     """Everything that a diagnosis says."""
-    gradients, tried = (
-        [State(o.state, ABILITIES[o.state], _text(o.title), _text(o.detail)) for o in outcomes]
-        for outcomes in (diagnosis.gradients, diagnosis.abilities)
-    )
-    properties = [
-        State(HOLDS[one.holds], PROPERTIES[HOLDS[one.holds]], _text(one.title), _text(one.evidence))
-        for one in diagnosis.properties
+    assumed = [
+        _state("assumed", one.text, SOURCES.get(one.source, one.source))
+        for one in diagnosis.assumptions
     ]
-    states = (
-        ("Gradients", _ordered(gradients, ABILITIES)),
-        ("What was tried", _ordered(tried, ABILITIES)),
-        ("What holds of every attention", _ordered(properties, PROPERTIES)),
-    )
-    named = (*diagnosis.mistakes, *diagnosis.nearest, *diagnosis.fragilities)
+    asked = [_state("wrong", one) for one in diagnosis.wrong]
+    asked += [_state("right", one) for one in diagnosis.asked if one not in diagnosis.wrong]
+    asked += [_state("not asked", one.name, one.why) for one in diagnosis.not_asked]
+    states = (("What is assumed", assumed), ("What was asked", asked))
     return Story(
         safe_text(diagnosis.function, NAME_LENGTH),
         diagnosis.verdict,
         VERDICTS.get(diagnosis.verdict, "bad"),
         _text(diagnosis.summary),
-        f"Called as {_text(diagnosis.called)}." if diagnosis.called else "",
+        tuple(_code(diagnosis)),
+        "\n".join(map(_text, diagnosis.adapter.strip().split("\n"))),
         tuple(_parts(diagnosis)),
-        tuple((title, rows) for title, rows in states if rows),
+        tuple((title, tuple(rows)) for title, rows in states if rows),
         tuple(f"{_text(one.text)}." for one in diagnosis.findings),
-        tuple(f"regard mistakes {_tag(one.name)}" for one in named if one.in_catalogue),
-        f"{diagnosis.calls} calls, {diagnosis.seconds:.2f} s.",
+        tuple(f"regard mistakes {_tag(x.name)}" for x in diagnosis.mistakes if x.in_catalogue),
+        f"{diagnosis.calls} calls.",
     )
+
+
+def _state(word: str, title: str, detail: str = "") -> State:
+    return State(word, STATES[word], _text(title), _text(detail))
+
+
+def _code(diagnosis: Outcome) -> Iterator[CodeLine]:
+    before = 0
+    for line in diagnosis.lines:
+        follows = before == 0 or line.number == before + 1
+        makes = tuple(map(_compared, line.makes))
+        yield CodeLine(line.number, _text(line.text), makes, line.departs, follows)
+        before = line.number
 
 
 def _text(text: str) -> str:
     return safe_text(text, TEXT_LENGTH)
 
 
-def _ordered(states: Sequence[State], order: Mapping[str, Mood]) -> tuple[State, ...]:
-    places = list(order)
-    return tuple(sorted(states, key=lambda one: places.index(one.word)))
-
-
 # --- what was found ------------------------------------------------------------------------------
 
 
 def _parts(diagnosis: Outcome) -> Iterator[Part]:
+    where = tuple(_where(diagnosis.departure))
     for one in diagnosis.mistakes:
         # The summary has said the only one already.
-        alone = len(diagnosis.mistakes) == 1
-        title = "What happens" if alone else _sentence(one.title)
+        title = "What happens" if len(diagnosis.mistakes) == 1 else _sentence(one.title)
+        facts = (*where, *_facts(one))
         example = _example(one.example)
-        yield Part(
-            title, _tag(one.name, one.family), _text(one.why), _facts(one), _way(one), example
-        )
-    for one in diagnosis.nearest:
-        words = f"{_sentence(one.breaks_on)}. {_text(one.why)}"
-        yield Part(f"Nearest: {_text(one.title)}", _tag(one.name), words)
-    for one in diagnosis.fragilities:
-        # A note is about a choice: that others choose differently needs no example.
-        example = _example(one.example) if one.severity == "fragile" else None
-        way = _way(one) if example is not None else ()
-        tag = _tag(one.name, one.severity)
-        yield Part(_sentence(one.title), tag, _text(one.why), _facts(one), way, example)
+        yield Part(title, _tag(one.name, one.family), _text(one.why), facts, _way(one), example)
+    if where and not diagnosis.mistakes and diagnosis.departure is not None:
+        yield Part("Where it departs", "", f"{_sentence(diagnosis.departure.said)}.", where)
+    if diagnosis.otherwise:
+        words = " and ".join(_text(one.text) for one in diagnosis.otherwise)
+        yield Part("It would be right", "", f"If {words}. An option states it.")
+
+
+def _where(found: Departure | None) -> Iterator[Fact]:
+    """The last right step, the first wrong one, and which lines may be wrong."""
+    if found is None:
+        return
+    if found.right:
+        line = f", line {found.right_line}" * bool(found.right_line)
+        yield Fact("Right up to", f"{_text(found.right)}{line}")
+    if found.line:
+        yield Fact("Departs at", f"line {found.line}{f', {_text(found.step)}' * bool(found.step)}")
+    others = [str(one) for one in found.suspects if one != found.line]
+    if others and found.line:
+        yield Fact("If not there", f"lines {', '.join(others[:3])}")
 
 
 def _sentence(text: str) -> str:
@@ -193,7 +228,6 @@ def _facts(one: Named) -> tuple[Fact, ...]:
     breaks = one.severity in ("fragile", "note")
     every = (
         Fact("Breaks on", _text(one.breaks_on)),
-        Fact("Departs at", "" if breaks else _text(one.step)),
         Fact("In NumPy", _text(one.numpy), is_code=True),
         Fact("In torch", _text(one.torch), is_code=True),
         Fact("Usual check", "" if breaks else _text(one.usual_check)),

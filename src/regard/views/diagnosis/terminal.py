@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
@@ -31,9 +32,14 @@ def print_diagnosis(diagnosis: Outcome, console: Console) -> None:
     """Everything that a diagnosis says, in the order in which it is needed."""
     story = tell(diagnosis)
     print_verdict(diagnosis, console)
-    if story.called:
-        console.print(Text(story.called, FAINT), width=_width(console))
+    print_code(diagnosis, console)
     print_parts(diagnosis, console)
+    if story.adapter:
+        edit = story.verdict == "not_callable"
+        title = "An adapter to edit, for call= or --call" if edit else "How it was called"
+        console.print()
+        console.print(Text(title, BOLD))
+        console.print(Text(story.adapter, Style() if edit else FAINT), soft_wrap=True)
     for title, states in story.states:
         _print_states(title, states, console)
     for finding in story.findings:
@@ -41,6 +47,34 @@ def print_diagnosis(diagnosis: Outcome, console: Console) -> None:
     for command in story.more:
         console.print(Text.assemble("Read more: ", (command, BOLD)), width=_width(console))
     console.print(Text(story.cost, FAINT), width=_width(console))
+
+
+def print_code(diagnosis: Outcome, console: Console) -> None:
+    """The function's lines, each with the steps that it makes, and the numbers that are wrong."""
+    story = tell(diagnosis)
+    if not any(line.makes or line.departs for line in story.code):
+        return
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    for line in story.code:
+        if not line.follows:
+            table.add_row(Text("⋮", FAINT), "", "")
+        here = BOLD + RED if line.departs else Style()
+        steps = Text("\n").join([Text.assemble(*_sign(one)) for one in line.makes])
+        if line.departs and all(one.wrong is None and not one.departs for one in line.makes):
+            steps = Text("✗ here", RED)
+        table.add_row(Text(str(line.number), here or FAINT), steps, Text(line.text, here))
+    console.print()
+    console.print(table, width=_width(console))
+    for step in story.departing:
+        console.print()
+        _print_step(step, console)
+
+
+def _sign(step: Compared) -> tuple[tuple[str, Style], tuple[str, Style]]:
+    return (("✗ ", RED), (step.name, RED)) if step.departs else (("✓ ", GREEN), (step.name, FAINT))
 
 
 def print_verdict(diagnosis: Outcome, console: Console) -> None:
@@ -104,12 +138,18 @@ def _print_step(shown: Compared, console: Console) -> None:
     here = ("  it departs here", RED) if shown.departs else ""
     here = here if shown.wrong is not None else ("  the same in both", GREEN)
     console.print(Text.assemble((f"{shown.name}  ", BOLD), shown.formula, here))
-    pair = Table.grid(padding=(0, 4))
     if shown.wrong is None:
-        pair.add_row(_matrix(shown.right))
-    else:
-        pair.add_row(Text("right", GREEN), Text("wrong", RED))
-        pair.add_row(_matrix(shown.right), _matrix(shown.wrong))
+        console.print(_matrix(shown.right))
+        return
+    right, wrong = _matrix(shown.right), _matrix(shown.wrong)
+    words = Text("right", GREEN), Text("wrong", RED)
+    widths = (Measurement.get(console, console.options, one).maximum for one in (right, wrong))
+    if sum(widths) + 4 > _width(console):  # one below the other
+        console.print(words[0], right, words[1], wrong, sep="\n")
+        return
+    pair = Table.grid(padding=(0, 4))
+    pair.add_row(*words)
+    pair.add_row(right, wrong)
     console.print(pair)
 
 
@@ -133,7 +173,7 @@ def _matrix(shown: Printed) -> Table:
 
 
 def _print_states(title: str, states: Sequence[State], console: Console) -> None:
-    """What went wrong line by line; what is right, or was not there to be tried, in one line."""
+    """What was assumed line by line, with why; what was asked in one line for each outcome."""
     console.print()
     console.print(Text(title, BOLD))
     table = Table.grid(padding=(0, 2))
@@ -141,8 +181,9 @@ def _print_states(title: str, states: Sequence[State], console: Console) -> None
     for word, group in groupby(states, lambda state: state.word):
         rows = list(group)
         style = COLOURS[rows[0].mood]
-        if rows[0].mood in ("good", "none"):
-            table.add_row(Text(word, style), Text("; ".join(one.title for one in rows)))
+        if rows[0].mood != "warning":
+            titles = dict.fromkeys(one.title for one in rows)
+            table.add_row(Text(word, style), Text("; ".join(titles)))
             continue
         for one in rows:
             detail = (f": {one.detail}" if one.detail else "", FAINT)

@@ -37,7 +37,7 @@ explanation.why("weights", 0, 0).latx()  # wrong: a typo
 regard.softmax(x, dim=-1)  # wrong: the option is called axis
 
 regard.diagnose(x)  # wrong: an array is no function
-regard.diagnose(regard.attention, timeout=3.0)  # wrong: the option is called time_limit
+regard.diagnose(regard.attention, timeout=3.0)  # wrong: there is no such option
 assert_attention_correct(regard.attention, head=2)  # wrong: a misspelt option
 problem = regard.Problem(queries=[1, 0], keys=[[2, 1], [0, 3]], values=[[1], [0]])
 problem.replace(titel="Pets")  # wrong: a misspelt field

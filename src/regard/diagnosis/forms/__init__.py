@@ -1,1 +1,0 @@
-"""Functions, classes and modules of every form, to be called as functions of the usual one."""

@@ -1,0 +1,128 @@
+"""A probe whose result is gradients: the textbook's backward steps run on a small problem.
+
+Owns how the gradients of several inputs are one array, so that they are matched like an output.
+Must not know mistakes, nor how a function is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.boundary.cached import cached_property
+from regard.diagnosis.probe import SMALLEST_HALF, Probe, Values
+from regard.textbook.gradients import backward
+from regard.textbook.steps import Step
+
+WEIGHTS = tuple(f"{kind}_{part}" for part in "qkvo" for kind in "Wb")
+# The inputs that have a gradient.
+INPUTS = ("queries", "keys", "values", "embeddings", "context", "sink")
+# Those that all texts share, each of which adds to their gradients.
+OF_ALL_TEXTS = (*WEIGHTS, "sink")
+
+
+@dataclass(frozen=True, eq=False)
+class GradientProbe(Probe):
+    """A probe with the gradient of its output given, under the name of that gradient's step."""
+
+    forward: Probe | None = None  # the probe that it was made of
+    wanted: tuple[str, ...] = ()  # the inputs whose gradients are the result; else all INPUTS
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The forward steps, and the backward steps to every input."""
+        assert self.forward is not None
+        steps, result = self.forward.steps, self.forward.result_step
+        own = {step.name for step in steps if step.name in INPUTS and step.op == "given"}
+        own |= {name for name in self.wanted if name in self.inputs}
+        return (*steps, *backward(steps, own, {result}))
+
+    @cached_property
+    def groups_of_inputs(self) -> tuple[tuple[str, ...], ...]:
+        """The inputs that are one array, as in self-attention, whose gradients add up."""
+        by_array: dict[int, list[str]] = {}
+        for name in self.wanted or INPUTS:
+            if name in self.inputs:
+                by_array.setdefault(id(self.inputs[name]), []).append(name)
+        return tuple(map(tuple, by_array.values()))
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """Where the gradient of each array begins and ends in the result, by its first name."""
+        places, start = {}, 0
+        for names in self.groups_of_inputs:
+            stop = start + self.inputs[names[0]].size
+            places[names[0]] = slice(start, stop)
+            start = stop
+        return places
+
+    @property
+    def last_step(self) -> str:
+        """None before the end of the backward pass."""
+        return self.steps[-1].name
+
+    def result(self, values: Values) -> Array:
+        """The gradients of all inputs, one after the other, as one row of numbers."""
+        parts = []
+        for names in self.groups_of_inputs:
+            part: Array = np.sum([values[f"d_{name}"] for name in names], axis=0)
+            parts.append(np.ravel(part.sum(0) if names[0] in OF_ALL_TEXTS else part))
+        return np.concatenate(parts)
+
+    def tolerance(self, unit: float) -> float:
+        """How far two right computations that round to `unit` may differ.
+
+        A weight is off by t = 2 (D + 2) Σ|q||k|·scale + S + 8 units, relative; dP and δ are off by
+        less than E + S + 2 units of what their terms add up to without signs. So every gradient is
+        off by less than t + E + S + 2 units of what its own terms add up to without signs.
+        """
+        if unit > SMALLEST_HALF:
+            return self.practical_tolerance(unit)
+        size = self.sizes
+        inner = max(array.shape[-1] for array in self.inputs.values() if array.ndim)
+        terms = 2 * (inner + 2) * self.magnitude + 2 * size["S"] + size["E"] + 10
+        return float(2 * unit * terms * self._largest)
+
+    @cached_property
+    def _largest(self) -> float:
+        """The most that the terms of one gradient add up to without their signs."""
+        shared = self.sizes["H"] // self.sizes["G"]
+        up, weights, queries = (self._positive(n) for n in ("d_output", "weights", "queries"))
+        keys, values = (self._positive(name).repeat(shared, 1) for name in ("keys", "values"))
+        through = up @ values.swapaxes(-1, -2)
+        through = weights * (through + (weights * through).sum(-1, keepdims=True))
+        through = through * self._positive("scale") if "scale" in self.right else through
+        turned = through.swapaxes(-1, -2) @ queries, weights.swapaxes(-1, -2) @ up
+        terms = [through @ keys, *(shared * one for one in turned)]
+        # Projections come before and after.
+        packed = [self._positive(name) for name in self.inputs if name[:2] == "W_"]
+        wider = max((max(one.shape) * float(one.max()) for one in packed), default=1.0)
+        if {*self.wanted} & {*WEIGHTS}:  # each meets a number of every token
+            sizes = self.sizes
+            wider *= sizes["B"] * max(sizes["L"], sizes["S"])
+            wider *= max(1.0, float(self._positive("embeddings").max()))
+        return max(1.0, wider * wider * max(float(one.max(initial=0)) for one in terms))
+
+    def _positive(self, name: str) -> Array:
+        """The absolute values of a step, 0 for what is not finite."""
+        return np.asarray(np.abs(np.nan_to_num(self.right[name], posinf=0, neginf=0)))
+
+
+@lru_cache(maxsize=512)
+def with_gradients(probe: Probe, wanted: tuple[str, ...] = ()) -> GradientProbe:
+    """The same problem with a gradient of its output, from which those of its inputs follow.
+
+    The result has those of the inputs that are `wanted`, or of all but weights. Rows of padding
+    have no gradient: a function may have nothing there.
+    """
+    shape = probe.result(probe.right).shape
+    drawn = np.random.default_rng([len(probe.name), *shape]).normal(size=shape).round(2)
+    if probe.ability == "key mask" and probe.keep is not None and shape[-2] == probe.sizes["S"]:
+        real = probe.keep[:, 0, 0, :, None]
+        drawn = drawn * (real if len(shape) == 3 else real[:, None])
+    given = {field.name: getattr(probe, field.name) for field in fields(Probe)}
+    inputs = {**probe.inputs, f"d_{probe.result_step}": drawn}
+    return GradientProbe(**given | {"inputs": inputs}, forward=probe, wanted=wanted)

@@ -1,1 +1,0 @@
-"""What the answers show: comparisons with the catalogue, properties, measurements, repairs."""
