@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from regard.diagnosis.call.asking import running
 from judged import judge_function
+from regard.diagnosis.call.asking import running
 from regard.errors import OptionError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from judged import judge_function
 from regard.diagnosis.call.adapter import compiled
 from regard.diagnosis.call.table import ATTRIBUTES, CONSTRUCTOR, PARAMETERS
-from judged import judge_function
 
 
 def softmax(scores):

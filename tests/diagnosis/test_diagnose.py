@@ -113,12 +113,20 @@ def test_a_wrong_function_that_another_statement_makes_right_says_so():
     assert unscaled.verdict == "right"
 
 
-def test_what_is_wrong_on_some_problems_alone_is_said():
+def test_a_text_that_changes_another_is_told_by_calls_where_no_step_is_replaced():
     def one_text(q, k, v):
-        return plain(q[:1], k[:1], v[:1]) + 0 * v[:, :, :1, :1] if len(q) > 1 else plain(q, k, v)
+        return plain(q, k, v) + np.tanh(v[:1, :, :1, :1])
 
-    found = regard.diagnose(one_text, call=lambda f, t: f(t.query, t.key, t.value))
-    assert "only with several texts" in found.summary
+    found = regard.diagnose(one_text)
+    assert found.verdict == "wrong"
+    assert found.names == ("batch_elements_mixed",)
+
+
+def test_what_is_wrong_on_some_problems_alone_is_said():
+    def narrow(q, k, v):
+        return plain(q, k, v) + (v.shape[-1] != q.shape[-1]) * np.tanh(q[..., :1])
+
+    assert "only with values of another width" in regard.diagnose(narrow).summary
 
 
 def test_a_function_of_unknown_parameters_gets_an_adapter_to_edit():

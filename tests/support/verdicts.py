@@ -42,6 +42,14 @@ FUNCTIONS = {
     "unknown": no_masks,
     "not_callable": raises,
 }
+CALLS = {"unknown": lambda f, t: f(t.query, t.key, t.value, t.mask)}
+
+
+def diagnosed() -> dict[str, regard.Diagnosis]:
+    """A diagnosis of each verdict."""
+    found = {name: regard.diagnose(f, call=CALLS.get(name)) for name, f in FUNCTIONS.items()}
+    assert {name: one.verdict for name, one in found.items()} == {n: n for n in FUNCTIONS}
+    return found
 
 
 def filled(one: Any, text: str) -> Any:

@@ -14,7 +14,7 @@ from regard.diagnosis.call.asking import Ask, asking
 from regard.diagnosis.door import judge_ways, library_of, name_of, ways_of
 from regard.diagnosis.judge import Judgement
 from regard.diagnosis.lines import Told, tell
-from regard.diagnosis.properties import DIFFERS
+from regard.diagnosis.properties import DIFFERS, mixed
 from regard.diagnosis.result import Outcome
 from regard.diagnosis.statements import Stated
 from regard.diagnosis.task import Task
@@ -71,7 +71,17 @@ def diagnose_at(place: Place, name: str, stated: Stated) -> Outcome:
     found = judge_ways(place.ways(), place.asking, stated)
     task, others = traced(found)
     told = Told() if task is None else place.tell(found.adapter, task, others)
-    return outcome(name, found, told)
+    return outcome(name, found, told, _mistake(place, found, told))
+
+
+def _mistake(place: Place, found: Judgement, told: Told) -> str:
+    """The name of the mistake: what the calls of a right function show, or else what explains."""
+    if found.verdict == "fragile":
+        return found.observed
+    drawn = found.why == DIFFERS or told.why  # its process may have ended
+    if found.verdict != "wrong" or told.mistake or drawn or found.task is None:
+        return told.mistake
+    return mixed(place.asking(found.adapter), found.task.given) or found.observed
 
 
 def traced(found: Judgement) -> tuple[Task | None, tuple[Task, ...]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from regard.diagnosis.call.adapter import Adapter, Way
-from regard.diagnosis.call.asking import Ask, asking
+from regard.diagnosis.call.asking import Ask
 from regard.diagnosis.call.modules import is_object, subjects_of
 from regard.diagnosis.call.search import Search, find_adapters, subject_of
 from regard.diagnosis.call.skeleton import skeleton

@@ -44,6 +44,7 @@ class Judgement:
     tasks: tuple[Task, ...] = ()  # all that were compared
     otherwise: tuple[Assumption, ...] = ()  # under which it would be right
     compared: tuple[str, ...] = ()  # what it returns, by names
+    observed: str = ""  # a mistake that the calls show
     printed: str = ""
     calls: int = 0
     distance: float = 0.0  # how many of the problems are wrong, and how much of them
@@ -151,7 +152,7 @@ def _judged(found: Survey, stated: Stated) -> Judgement:
         calls=found.calls,
     )
     if differs(ordinary[0][1], found.again):
-        first, off, answer = table.of(best)[0]
+        first, _, answer = table.of(best)[0]
         once = replace(own, verdict="wrong", why=DIFFERS, task=first, answer=answer)
         return replace(once, distance=sum(table.distance(best)) + 1)
     if table.distance(best)[0]:
@@ -166,8 +167,11 @@ def _judged(found: Survey, stated: Stated) -> Judgement:
 def _wrong(own: Judgement, table: _Table, otherwise: tuple[Assumption, ...]) -> Judgement:
     compared = table.of(own.reading)
     wrong = [(task, answer) for task, off, answer in compared if off]
+    wrong.sort(key=lambda one: not _fits(*one))
+    half = _Table([(one.given, answer) for one, _, answer in compared], UNITS["float16"])
     return replace(
         own,
+        observed="" if half.distance(own.reading)[0] else "computed_in_half_precision",
         verdict="wrong",
         why=f"{len(wrong)} of {len(compared)} problems have another result",
         task=wrong[0][0],
@@ -178,16 +182,23 @@ def _wrong(own: Judgement, table: _Table, otherwise: tuple[Assumption, ...]) -> 
     )
 
 
+def _fits(task: Task, answer: Answer) -> bool:
+    """Whether an answer has the right shape, so that its values can be looked for."""
+    return all(answer.arrays[name].shape == one.shape for name, one in task.expected.items())
+
+
 def _fragile(own: Judgement, found: Survey, unit: float) -> Judgement:
     """The same, or fragile: wrong with large scores, or with arrays that it changes."""
     large = _Table([one for one in found.answers if one[0].name == LARGE], unit).of(own.reading)
     if large and large[0][1]:
         task, _, answer = large[0]
         why = f"wrong with {LARGE}"
-        return replace(own, verdict="fragile", why=why, task=task, answer=answer)
+        finite = all(np.isfinite(one).all() for one in answer.arrays.values())
+        name = "" if finite else "no_maximum_subtracted"
+        return replace(own, verdict="fragile", why=why, task=task, answer=answer, observed=name)
     why = changed([answer for _, answer in found.answers])
     if why:
-        return replace(own, verdict="fragile", why=why)
+        return replace(own, verdict="fragile", why=why, observed="argument_changed")
     return own
 
 

@@ -60,10 +60,11 @@ def _told(
     if code.broken:
         return Told(why=code.broken)
     runs = [(running(function, adapter, library, one.given), one) for one in (task, *others)]
+    found: depart.Departure | None
     if [one.given for one in others] == [task.given]:
         traced, found = depart.differing(runs[0][0], code, function, task)
     else:
-        traced, found = depart.trace(*runs[0][:1], code, function, task, runs[1:])
+        traced, found = depart.trace(runs[0][0], code, function, task, runs[1:])
     shown = {} if found is None or not found.line else {found.line: found}
     lines = _lines(function, code, traced, depart.story(traced, found), shown)
     if found is None:

@@ -20,8 +20,8 @@ from regard.boundary.cached import cached_property
 from regard.compute.distances import slopes
 from regard.compute.rotary import turned
 from regard.diagnosis.gradient_probe import OF_ALL_TEXTS, GradientProbe
-from regard.diagnosis.probe import Probe
 from regard.diagnosis.mechanism import Mechanism
+from regard.diagnosis.probe import Probe
 from regard.diagnosis.surroundings import Surroundings
 from regard.errors import safe_text
 from regard.masks import Causal, Window
@@ -62,6 +62,7 @@ FIELDS = {
 }
 # What the textbook calls the fields that are inputs of its steps.
 INPUTS = {"query": "queries", "key": "keys", "value": "values"}
+_OF_TEXTS = {*INPUTS, "past key", "past value", "embeddings", "earlier", "context"}
 _WEIGHTS = ("W_q", "W_k", "W_v", "W_o", "b_q", "b_k", "b_v", "b_o")
 _SAME = ("embeddings", "context", "bias", *_WEIGHTS)
 GRADIENTS = INPUTS | {name: name for name in _SAME}
@@ -97,6 +98,7 @@ class Given:
     seed: int = 0
     size: float = 1.0  # of queries, or of embeddings; large ones make scores that exp cannot take
     mechanism: Mechanism | None = None  # that is meant, where it is not the plain one
+    moved: Literal["", "texts", "heads"] = ""  # of which the first has other numbers
 
     @cached_property
     def shape(self) -> tuple[int, int, int, int]:
@@ -222,6 +224,10 @@ class Given:
         }[name]
         drawn = np.random.default_rng([self.seed, *shape, *map(ord, name)]).normal(size=shape)
         drawn = drawn.round(2)
+        if self.moved == "texts" and name in _OF_TEXTS:
+            drawn[0] = 1 - drawn[0]
+        if self.moved == "heads" and name in INPUTS:
+            drawn[:, 0] = 1 - drawn[:, 0]
         if name == "grad_output" and own.queries == keys:  # nothing follows from padding
             real = np.arange(keys) < self.lengths[:, None]
             return drawn * (real if len(shape) == 3 else real[:, None])[..., None]

@@ -18,10 +18,10 @@ from regard.errors import safe_text
 LONGEST = 200  # characters of a line of code
 
 
-def outcome(name: str, found: Judgement, told: Told) -> Outcome:
-    """The verdict on a function of this name."""
+def outcome(name: str, found: Judgement, told: Told, mistake: str) -> Outcome:
+    """The verdict on a function of this name, and on the mistake of that name."""
     departure = told.departure and _safe(told.departure)
-    mistakes = (named(told.mistake, departure),) if told.mistake else ()
+    mistakes = (named(mistake, departure),) if mistake else ()
     return Outcome(
         name,
         found.verdict,

@@ -13,7 +13,7 @@ import wrong_attentions as wrong
 from pages import ELEMENTS, PATIENCE, PAYLOADS, WIDTHS, violations
 from regard import Diagnosis
 from regard.views import diagnosis as view
-from verdicts import FUNCTIONS, LETTERS, filled
+from verdicts import FUNCTIONS, LETTERS, diagnosed, filled
 
 pytestmark = pytest.mark.needs("chromium", "playwright")
 
@@ -22,8 +22,8 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Diagnosis]:
-    functions = {**FUNCTIONS, "projected": wrong.multihead("heads_split_without_transpose")}
-    return {name: regard.diagnose(function) for name, function in functions.items()}
+    projected = wrong.multihead("heads_split_without_transpose")
+    return {**diagnosed(), "projected": regard.diagnose(projected)}
 
 
 NAMES = [*FUNCTIONS, "projected"]

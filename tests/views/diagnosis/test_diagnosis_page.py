@@ -25,7 +25,7 @@ from regard.views import diagnosis as view
 from regard.views.diagnosis.story import tell
 from regard.views.diagnosis.terminal import print_diagnosis
 from regard.views.report.tables import rounded
-from verdicts import FUNCTIONS, LETTERS, filled
+from verdicts import FUNCTIONS, LETTERS, diagnosed, filled
 
 SOURCE = """
 import numpy as np
@@ -43,9 +43,7 @@ def marks(q, k, v):
 @pytest.fixture(scope="module")
 def found() -> dict[str, Diagnosis]:
     """One diagnosis of each verdict."""
-    all_of_them = {name: regard.diagnose(function) for name, function in FUNCTIONS.items()}
-    assert {name: one.verdict for name, one in all_of_them.items()} == {n: n for n in FUNCTIONS}
-    return all_of_them
+    return diagnosed()
 
 
 class Page(HTMLParser):

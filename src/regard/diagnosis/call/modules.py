@@ -14,6 +14,7 @@ from regard.diagnosis.call import table
 from regard.diagnosis.call.adapter import SHORT, called
 from regard.diagnosis.call.asking import guarded
 from regard.diagnosis.call.search import Subject
+from regard.diagnosis.result import Assumption
 
 # What the sizes of a constructor are, for a layer and for an object without weights.
 _EMBEDDED = {

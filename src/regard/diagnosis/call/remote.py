@@ -44,7 +44,7 @@ _KNOWN_ARRAYS = {"output", *GRADIENTS}
 def asked(given: Given) -> dict[str, Any]:
     """A problem as JSON; the mechanism is stated beside it."""
     sets = {"fields": sorted(given.fields), "asks": sorted(given.asks)}
-    plain = {"name": given.name, "seed": given.seed, "size": given.size}
+    plain = {name: getattr(given, name) for name in ("name", "seed", "size", "moved")}
     return {"sizes": asdict(given.sizes), **sets, **plain}
 
 
@@ -58,6 +58,7 @@ def as_given(content: Mapping[str, Any], mechanism: Mechanism | None) -> Given:
         content["seed"],
         content["size"],
         mechanism,
+        content["moved"],
     )
 
 

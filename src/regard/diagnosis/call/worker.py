@@ -8,8 +8,8 @@ from __future__ import annotations
 from regard.diagnosis.call.remote import Caller
 from regard.diagnosis.door import library_of, ways_of
 from regard.diagnosis.process import protocol
-from regard.diagnosis.process.worker import Respond, serve_messages
 from regard.diagnosis.process.target import load
+from regard.diagnosis.process.worker import Respond, serve_messages
 from regard.diagnosis.statements import Stated
 from regard.problems.mechanisms import READ
 

@@ -77,7 +77,9 @@ def _possible(probe: Probe, right: Collection[str]) -> Iterator[tuple[Mistake, V
             if not variant.absent and not probe.has_rules:
                 continue  # nothing is hidden
             own = variant.replaced.keys() & probe.declared.keys()
-            if own and own.isdisjoint(right):
+            # What a mistake has for the scores is about dot products, unless it is about others.
+            of_dots = "scores" in own and mistake.family != "other scores"
+            if own and own.isdisjoint(right) and (probe.is_plain or not of_dots):
                 yield mistake, variant
 
 

@@ -129,7 +129,7 @@ def _drawn(traced: Traced, record: Record) -> Departure:
     node = traced.notes.nodes[record.node]
     drawn = node.kind in ("Call", "Library")
     said = "drawn at random" if drawn else "kept from an earlier call"
-    name = "dropout_left_on" if drawn else "cache_stale"
+    name = "dropout_left_on" if drawn else "state_kept"
     return Departure("", node.line, f"{node.text} is {said}", "twice", name)
 
 
