@@ -62,8 +62,9 @@ COSINES = {
     ),
     "squares_for_lengths": (
         "vectors are divided by the squares of their lengths",
-        "The root is missing.",
-        "unit_queries = queries / lengths_of(queries) ** 2; unit_keys = keys / lengths_of(keys) ** 2",
+        "The root of the sum of squares is missing.",
+        "unit_queries = queries / lengths_of(queries) ** 2; "
+        "unit_keys = keys / lengths_of(keys) ** 2",
     ),
 }
 ADDITIVES = {
