@@ -202,6 +202,9 @@ READERS = {
     ),
     "gguf": Reader("m.gguf", "gguf", _gguf, _read_decoder),
     "decoder_config": Reader("config.json", "json", _own("config.json"), _read_decoder),
+    "decoder_weights": Reader(
+        "model.safetensors", "safetensors", _own("model.safetensors"), _read_decoder
+    ),
     "decoder_tokens": Reader("tokenizer.json", "json", _own("tokenizer.json"), _read_decoder),
     "run": Reader("run.json", "json", _own("none", RUN), lambda path: read_run(str(path))),
     "notebook": Reader("n.ipynb", "json", _own("none", NOTEBOOK), code_cells),
