@@ -120,6 +120,7 @@ def written(model: str, folder: str) -> dict[str, list[int]]:
     from regard.models.files.gguf import read_gguf
     from regard.models.files.tensors import read_tensor
 
+    transformers.logging.disable_progress_bar()
     ours = regard.models.load(model)
     config, (_, tensors) = ours.config, read_gguf(model)
     numbers = {name: read_tensor(one, ours.dtype) for name, one in tensors.items()}
