@@ -834,6 +834,50 @@ def test_a_large_page_says_without_javascript_what_it_has(open_page: Open) -> No
     assert "those of the first head" in page.locator("noscript").inner_text()
 
 
+ROWS = {
+    "long labels": (3, ["x" * 300, "y" * 300, "z" * 300]),
+    "other scripts": (3, ["שלום", "ก็็็็็็", "e\u0301\u0301\u0301 👩\u200d👩\u200d👧"]),
+    "no labels": (3, None),
+    "one": (1, None),
+}
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("kind", ROWS)
+def test_odd_labels_and_sizes_have_a_picture_that_fits(
+    kind: str, width: int, open_page: Open
+) -> None:
+    rows, labels = ROWS[kind]
+    query, key, value = np.random.default_rng(0).normal(size=(3, rows, 2))
+    page = open_page(
+        regard.explain(query, key, value, query_labels=labels, key_labels=labels), width=width
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cell(page, "weights", 0, 0).click()
+    assert page.locator("#why .value").is_visible()
+
+
+def test_numbers_that_are_not_finite_and_a_query_that_sees_nothing_have_a_picture(
+    open_page: Open,
+) -> None:
+    query, key, value = np.random.default_rng(0).normal(size=(3, 3, 2))
+    query[0, 0], key[1, 1] = np.nan, np.inf
+    page = open_page(regard.explain(query, key, value, mask=np.zeros((3, 3), bool)))
+    assert [cell(page, "weights", 0, k).text_content() for k in range(3)] == ["–"] * 3
+    assert cell(page, "scores", 0, 0).text_content() == "NaN"
+    assert page.locator(".words-above path").count() == 0
+
+
+def test_two_fingers_make_cells_larger(open_page: Open) -> None:
+    page = open_page(example("she-likes-coffee"), has_touch=True)
+    speak = page.context.new_cdp_session(page)
+    for kind, apart in (("touchStart", 40), ("touchMove", 60), ("touchMove", 80)):
+        points = [{"x": 700 - apart, "y": 400}, {"x": 700 + apart, "y": 400}]
+        speak.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    speak.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    np.testing.assert_allclose(page.evaluate("regard.state.zoom"), 2, rtol=0.1)
+
+
 # --- notebooks -----------------------------------------------------------------------------------
 
 

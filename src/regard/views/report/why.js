@@ -123,7 +123,8 @@ function placeWhy() {
   const [left, right] = [stage.scrollLeft + 8, stage.scrollLeft + stage.clientWidth - 8];
   const [width, height] = [why.offsetWidth, why.offsetHeight];
   const inside = (x) => Math.max(left, Math.min(x, right - width));
-  const [beside, level] = [here.x + here.w + 10, Math.max(4, here.y - 12)];
+  const floor = stage.scrollTop + innerHeight - 50;
+  const [beside, level] = [here.x + here.w + 10, Math.max(4, Math.min(here.y - 12, floor - height))];
   const under = here.y + here.h + 8;
   /** @type {[number, number][]} */
   const choices = [
@@ -135,10 +136,10 @@ function placeWhy() {
     [inside(here.x - width - 10), Math.max(4, here.y - height - 8)],
   ];
   const origin = sheet.getBoundingClientRect();
-  const taken = [...overlay.children, ...sheet.querySelectorAll(".what-if, .steps-between")];
+  const taken = [...overlay.children, ...sheet.querySelectorAll(".what-if")];
   const covered = ([x, y]) =>
     Math.max(0, x + width - right) * height +
-    Math.max(0, y + height - stage.scrollTop - innerHeight + 50) * width +
+    Math.max(0, y + height - floor) * width +
     taken.reduce((sum, one) => {
       const box = one.getBoundingClientRect();
       const worth = one.parentNode === overlay ? 4 : 1;
