@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -42,7 +43,11 @@ def mixed(ask: Ask, given: Given) -> str:
     if before is None or before.shape != given.result_shape:
         return ""
     several = {"texts": len(before) > 1, "heads": before.ndim == 4 and given.sizes.key_heads > 1}
-    for moved, name in (("texts", "batch_elements_mixed"), ("heads", "heads_mixed")):
+    moves: tuple[tuple[Literal["texts", "heads"], str], ...] = (
+        ("texts", "batch_elements_mixed"),
+        ("heads", "heads_mixed"),
+    )
+    for moved, name in moves:
         after = ask(replace(given, moved=moved)).arrays.get("output") if several[moved] else None
         if after is not None and after.shape == before.shape:
             last = (-1,) if moved == "texts" else (slice(None), -1)
