@@ -760,7 +760,7 @@ def test_a_large_matrix_is_drawn_and_its_rows_are_computed_when_asked_for(open_p
     layers = large()
     page = open_page(layers, written={"budget": "1MB"})
     explanation = layers["layer 0"]
-    assert "heads have all their numbers" in page.locator("header").text_content()
+    assert "heads have all their numbers" in page.locator("main .pooled").first.text_content()
     canvas = page.locator('[data-step="weights"] canvas').first
     for _ in range(100):  # it is drawn a few rows per frame
         page.wait_for_timeout(50)
