@@ -26,8 +26,8 @@ PAYLOADS = [
     "]]>",
 ]
 
-# Every element with the names of its attributes. How much of a station's own title is written depends
-# on the room that labels leave; it has no text from outside.
+# Every element with the names of its attributes. How much of a station's own title is written
+# depends on the room that labels leave; it has no text from outside.
 ELEMENTS = """() => [...document.querySelectorAll("*:not(.station h2 *)")].map((one) =>
   [one.tagName, ...[...one.attributes].map(({ name }) => name)
     .filter((name) => name !== "data-pad").sort()].join(" "))"""
