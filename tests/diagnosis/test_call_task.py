@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis.task import PLAIN, Given, Reading, Sizes, Task, TaskView, changed_in, reads_of
+from regard.diagnosis.given import Given, Sizes
+from regard.diagnosis.task import PLAIN, Reading, Task
+from regard.diagnosis.view import TaskView, changed_in, reads_of
 from regard.masks import Causal, Window
 
 # A few hundred roundings of numbers below 10.

@@ -14,19 +14,22 @@ from consuming_lines import consuming_lines
 from regard.diagnosis.call.adapter import Adapter, compiled, written
 from regard.diagnosis.call.asking import asking, running
 from regard.diagnosis.catalogue import described, families
+from regard.diagnosis.given import Given, Sizes
 from regard.diagnosis.judge import judge
 from regard.diagnosis.mistakes import CLASSIC, OBSERVED, REPLACING, all_mistakes
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.naming import name
-from regard.diagnosis.mistakes.programs import PROGRAMS, Program
+from regard.diagnosis.mistakes.program import Program
+from regard.diagnosis.mistakes.programs import PROGRAMS
 from regard.diagnosis.mistakes.written import Unfit, variants_of
 from regard.diagnosis.probe import Probe, evaluate
 from regard.diagnosis.statements import Stated
 from regard.diagnosis.survey import LARGE
-from regard.diagnosis.task import Given, Reading, Sizes, Task, TaskView, reads_of
+from regard.diagnosis.task import Reading, Task
 from regard.diagnosis.trace import depart
 from regard.diagnosis.trace.rewrite import rewritten
 from regard.diagnosis.trace.traced import is_right
+from regard.diagnosis.view import TaskView, reads_of
 
 # Texts, heads, key heads, queries, keys and widths.
 SIZES = (

@@ -260,7 +260,7 @@ def test_no_text_has_words_that_readers_stumble_over():
 
 
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_MODULES = 500, 80, 9
-LONGER = ("diagnosis/", "compute/kernels/cpp/simd.hpp")  # which are to become shorter
+LONGER = ("compute/kernels/cpp/simd.hpp",)  # which is to become shorter
 
 
 def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -70,7 +70,6 @@ class KVCache:
     window : (left, right), optional
         As for `attention`, for every call. Keys that no later query can see are dropped, 256 at a
         time: at most left + 255 earlier keys are kept. Positions still count from the first token.
-
     dtype : {None, "bfloat16", "float16", "float32", "float64", "int8"}, optional
         What keys and values are converted to when they are appended. If not given, the first
         `append` decides, and nothing is converted. int8 has one float32 scale per token and head;
@@ -279,7 +278,7 @@ class KVCache:
             if causal or positioned:
                 self._check_positions(position, count)
             placed = self._positions
-            if self._rotates:
+            if isinstance(placed, Rotary):
                 query, placed = self._turned(query, "query", position), None
             aligned = rules is None and not positioned and (not causal or position == 0)
             offset = None
@@ -431,10 +430,6 @@ class KVCache:
         )
 
     # --- inside --------------------------------------------------------------------------------
-
-    @property
-    def _rotates(self) -> bool:
-        return isinstance(self._positions, Rotary)
 
     def _turned(self, rows: Array, side: str, first: Count) -> Array:
         """Queries or keys as the tokens from `first` on have them."""

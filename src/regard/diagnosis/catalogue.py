@@ -15,15 +15,18 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.call.adapter import written
+from regard.diagnosis.given import Given, Sizes
 from regard.diagnosis.mistakes import CLASSIC, all_mistakes
 from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.mistakes.programs import PROGRAMS, Program
+from regard.diagnosis.mistakes.program import Program
+from regard.diagnosis.mistakes.programs import PROGRAMS
 from regard.diagnosis.mistakes.written import Unfit
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 from regard.diagnosis.result import Example, Line, Matrix, Outcome, Shown
 from regard.diagnosis.statements import Stated
-from regard.diagnosis.task import Given, Reading, Sizes, Task, TaskView, reads_of
+from regard.diagnosis.task import Reading, Task
 from regard.diagnosis.verdict import named
+from regard.diagnosis.view import TaskView, reads_of
 from regard.errors import OptionError, safe_text
 
 SEVERITIES = {

@@ -43,7 +43,7 @@ class Here:
         self, function: Any, call: Callable[[Any, Any], Any] | None, stated: Stated
     ) -> None:
         self._function, self._call, self._stated = function, call, stated
-        self._library = stated.library or library_of(function)
+        self._library = library_of(function, stated)
 
     def ways(self) -> Iterator[Way]:
         """The ways to call it."""

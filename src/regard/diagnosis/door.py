@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from regard.diagnosis.call import table
 from regard.diagnosis.call.adapter import Adapter, Way
 from regard.diagnosis.call.asking import Ask
 from regard.diagnosis.call.modules import is_object, subjects_of
@@ -18,7 +19,7 @@ from regard.diagnosis.judge import Judgement, judge_best
 from regard.diagnosis.process.libraries import framework_of
 from regard.diagnosis.result import NotAsked
 from regard.diagnosis.statements import Stated
-from regard.errors import safe_text
+from regard.errors import OptionError, safe_text
 
 MOST_TOLD = 8  # reasons why calls failed
 
@@ -68,8 +69,17 @@ def name_of(function: Any) -> str:
     return safe_text(getattr(function, "__name__", type(function).__name__), 60)
 
 
-def library_of(function: Any) -> str:
-    """The library whose arrays a function, an object or a class works on."""
+def library_of(function: Any, stated: Stated) -> str:
+    """The library whose arrays a function, an object or a class works on.
+
+    An OptionError is raised where nothing can be called.
+    """
+    name = name_of(function)
+    if not any(callable(getattr(function, one, None)) for one in table.METHODS):
+        what = safe_text(type(function).__name__, 60)
+        raise OptionError(f"diagnose needs a function, an object or a class; {name} is a {what}")
+    if stated.library:
+        return stated.library
     if not is_object(function):
         return framework_of(function)
     kind = function if inspect.isclass(function) else type(function)

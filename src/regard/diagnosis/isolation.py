@@ -21,12 +21,13 @@ from typing import Any, TypeVar
 from regard.diagnosis.call import remote
 from regard.diagnosis.call.adapter import Adapter, Way
 from regard.diagnosis.call.asking import Answer, Ask
+from regard.diagnosis.given import Given
 from regard.diagnosis.lines import Told
 from regard.diagnosis.process import protocol, supervisor
 from regard.diagnosis.process.target import load
 from regard.diagnosis.result import Finding, Outcome
 from regard.diagnosis.statements import Stated
-from regard.diagnosis.task import Given, Task
+from regard.diagnosis.task import Task
 from regard.errors import OptionError, ProblemError, safe_text
 from regard.problems.mechanisms import write
 

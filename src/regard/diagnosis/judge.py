@@ -16,12 +16,13 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.call.adapter import Adapter
 from regard.diagnosis.call.asking import Answer, Ask
+from regard.diagnosis.given import Given
 from regard.diagnosis.probe import UNITS
 from regard.diagnosis.properties import DIFFERS, changed, differs
 from regard.diagnosis.result import Assumption, DiagnosisVerdict, NotAsked
 from regard.diagnosis.statements import Stated
 from regard.diagnosis.survey import LARGE, Survey, always_refused, survey
-from regard.diagnosis.task import AROUND, Given, Reading, Task, task_of
+from regard.diagnosis.task import AROUND, Reading, Task, task_of
 
 SIMPLEST = 3  # of the problems tell which readings are likely
 

@@ -12,8 +12,9 @@ from typing import Literal
 import numpy as np
 
 from regard.diagnosis.call.asking import Answer, Ask
+from regard.diagnosis.given import Given
 from regard.diagnosis.survey import WORDS
-from regard.diagnosis.task import Given, Task
+from regard.diagnosis.task import Task
 
 NEAR = 1e-5  # what the order of sums may change
 DIFFERS = "two equal calls give different results"

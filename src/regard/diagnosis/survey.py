@@ -12,9 +12,9 @@ from typing import Any
 
 from regard.diagnosis.call.adapter import Adapter
 from regard.diagnosis.call.asking import Answer, Ask, unfit
+from regard.diagnosis.given import Given, Sizes
 from regard.diagnosis.result import NotAsked
 from regard.diagnosis.statements import Stated
-from regard.diagnosis.task import Given, Sizes
 
 MOST_CALLS = 150  # of one function with one adapter
 MOST_ENDED = 1  # of them by a limit

@@ -239,34 +239,46 @@ class Architecture:
         )
 
 
-def describe(table: Mapping[str, Any]) -> Architecture:
-    """The architecture that a configuration says; options that are not computed are refused."""
-    kind = _supported_kind(table)
-    family = FAMILIES[kind]
+@dataclass(frozen=True)
+class _Said:
+    """What a configuration says, by the names of one family."""
 
-    def given(key: str, default: Any = None) -> tuple[str, Any]:
-        key = family.keys.get(key, key)
-        value = table.get(key, default)
-        if value is None and (key not in table or default is None):
-            raise ProblemError(f"has no {key}" if key not in table else f"{key} is nothing")
+    table: Mapping[str, Any]
+    family: Family
+
+    def given(self, key: str, default: Any = None) -> tuple[str, Any]:
+        """What an option is called there, and its value; one that is missing is refused."""
+        key = self.family.keys.get(key, key)
+        value = self.table.get(key, default)
+        if value is None and (key not in self.table or default is None):
+            raise ProblemError(f"has no {key}" if key not in self.table else f"{key} is nothing")
         return key, default if value is None and key in _MAY_BE_NULL else value
 
-    def size(key: str, least: int = 1, default: Any = None) -> int:
-        key, value = given(key, default)
+    def size(self, key: str, least: int = 1, default: Any = None) -> int:
+        """A number of things."""
+        key, value = self.given(key, default)
         number = as_integer(key, value)
         if number < least:
             raise ProblemError(f"{key} is {number}; it must be {least} or more")
         return number
 
-    def number(name: str, parse: Callable[[str, Any], Any] = as_number) -> Any:
-        key = family.keys.get(name)
-        if key is None or (key in table and table[key] is None):
+    def number(self, name: str, parse: Callable[[str, Any], Any] = as_number) -> Any:
+        """A number above 0, or None where the family has none, or it is null."""
+        key = self.family.keys.get(name)
+        if key is None or (key in self.table and self.table[key] is None):
             return None
-        found = parse(*given(key))
+        found = parse(*self.given(key))
         if found <= 0:
             raise ProblemError(f"{key} is {found}; it must be above 0")
         return found
 
+
+def describe(table: Mapping[str, Any]) -> Architecture:
+    """The architecture that a configuration says; options that are not computed are refused."""
+    kind = _supported_kind(table)
+    family = FAMILIES[kind]
+    said = _Said(table, family)
+    given, size, number = said.given, said.size, said.number
     width, heads, layers = (
         size(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import traceback
 import warnings
@@ -20,6 +21,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.call.adapter import Adapter
+from regard.diagnosis.given import FIELDS, GRADIENTS, Given
 from regard.diagnosis.probe import UNITS
 from regard.diagnosis.process.jax_traces import Traces, Untraceable
 from regard.diagnosis.process.running import (
@@ -29,7 +31,7 @@ from regard.diagnosis.process.running import (
     describe_error,
     one_at_a_time,
 )
-from regard.diagnosis.task import FIELDS, GRADIENTS, Given, TaskView, changed_in, field_of, reads_of
+from regard.diagnosis.view import TaskView, changed_in, field_of, reads_of
 
 CPU_SECONDS = 5.0  # that one call may take
 MOST_PARTS = 8  # of what a function returns
@@ -66,7 +68,12 @@ def _ask(function: Any, adapter: Adapter, library: str, traces: Traces, given: G
     def call() -> tuple[dict[str, Array], str]:
         if library == "jax":
             return _read(_traced(function, adapter, given, traces, reads))
-        return _read(adapter.call(function, view))
+        depth = sys.getrecursionlimit()
+        try:
+            found = adapter.call(function, view)
+        finally:
+            sys.setrecursionlimit(depth)
+        return _read(found)
 
     result = guarded(call, library)
     arrays, dtype = ({}, "float64") if result.problem else result.value
@@ -205,7 +212,9 @@ def _read(result: Any) -> tuple[dict[str, Array], str]:
     named = dict(result) if isinstance(result, Mapping) else {"output": result}
     arrays, names = {}, []
     for name, one in named.items():
-        array = as_numpy(one)
+        array = np.asarray(None)
+        with contextlib.suppress(ValueError):  # lists of unequal or endless depth
+            array = as_numpy(one)
         if array.dtype.kind not in "fiub":
             kind = type(one).__name__ if array.dtype.kind == "O" else f"an array of {array.dtype}"
             raise TypeError(f"the adapter returned {kind}; return an array, or a dict of gradients")

@@ -15,6 +15,7 @@ import numpy as np
 
 from regard.diagnosis.call.adapter import Adapter, Way
 from regard.diagnosis.call.asking import Answer, Ask, asking
+from regard.diagnosis.given import FIELDS, GRADIENTS, Given, Sizes
 from regard.diagnosis.lines import Told, tell
 from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.mistakes import all_mistakes
@@ -29,7 +30,7 @@ from regard.diagnosis.process.protocol import (
 )
 from regard.diagnosis.result import Assumption, as_plain, read_plain
 from regard.diagnosis.statements import Stated
-from regard.diagnosis.task import FIELDS, GRADIENTS, Given, Reading, Sizes, Task
+from regard.diagnosis.task import Reading, Task
 from regard.errors import safe_text
 
 MAX_BYTES = 2**24  # of the arrays of one answer

@@ -19,9 +19,9 @@ from regard.diagnosis.call.adapter import SHORT, Adapter, called, written
 from regard.diagnosis.call.asking import asking, shapes_of, unfit
 from regard.diagnosis.call.gradients import as_gradients
 from regard.diagnosis.call.table import Layout, Meaning
+from regard.diagnosis.given import FIELDS, Given, Sizes
 from regard.diagnosis.result import Assumption
 from regard.diagnosis.statements import Stated
-from regard.diagnosis.task import FIELDS, Given, Sizes
 
 MOST_TRIES = 600  # calls in search of one that runs
 MOST_ADAPTERS = 24

@@ -29,6 +29,6 @@ def _begin(key: bytes, message: protocol.Message) -> tuple[bytes, Respond]:
     plain = {"score": "dot", "normalize": "softmax"}
     stated = Stated(**own | {name: parts[name] or plain[name] for name in parts})
     call = None if request["call"] is None else load(request["call"])
-    library = stated.library or library_of(function)
+    library = library_of(function, stated)
     caller = Caller(function, library, ways_of(function, call, library, stated), stated)
     return protocol.frame(key, message.number, {}), lambda one: caller.answer(one, key)

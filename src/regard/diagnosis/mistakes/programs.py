@@ -1,138 +1,14 @@
-"""Right attentions as people write them, in which a mistake takes the place of one expression.
-
-`«target: expression»` marks what a mistake may replace; see `written.py`. A program with the line
-of a mistake is its example. Must not know any single mistake.
-"""
+"""Right attentions of queries, keys and values, and of layers. Must not know any single mistake."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
+from regard.diagnosis.mistakes.other_programs import OTHERS
+from regard.diagnosis.mistakes.program import CAUSAL, HEADS, Program
 
-from regard.normalizers import Proportional, Sigmoid
-from regard.scores import Additive, Cosine, Distance, Features, General
-
-# What some of them call; a source has those that it needs.
-HELPERS = """def T(x):
-    return x.swapaxes(-1, -2)
-
-
-def softmax(x, axis=-1):
-    e = np.exp(x - x.max(axis, keepdims=True))
-    return e / e.sum(axis, keepdims=True)
-
-
-def exps(x):
-    return np.exp(x - x.max(-1, keepdims=True))
-
-
-def by_sum(e, axis=-1):
-    return e / e.sum(axis, keepdims=True)
-
-
-def attend(q, k, v, causal=False):
-    logits = q @ T(k) / np.sqrt(q.shape[-1])
-    if causal:
-        logits = np.where(np.tri(*logits.shape[-2:], dtype=bool), logits, -np.inf)
-    return softmax(logits) @ v
-
-
-def lengths_of(x):
-    return np.linalg.norm(x, axis=-1, keepdims=True)
-
-
-def apart(q, k):
-    return np.linalg.norm(q[..., :, None, :] - k[..., None, :, :], axis=-1)
-
-
-def phi(x):
-    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
-
-
-def flat(heads):
-    return heads.swapaxes(1, 2).reshape(len(heads), heads.shape[2], -1)
-
-
-def of_all_texts(x):
-    return x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3])
-
-
-def of_all_heads(x):
-    return x.reshape(len(x), 1, -1, x.shape[3])
-
-
-def cuts(length, n):
-    return [slice(start, start + n) for start in range(0, length, n)]
-
-
-def of_blocks(cells, n):
-    sums = np.add.reduceat(cells, np.arange(0, cells.shape[-1], n), axis=-1)
-    return np.repeat(sums, n, axis=-1)[..., : cells.shape[-1]]
-"""
-_HELPERS = {text.partition("(")[0].removeprefix("def "): text for text in HELPERS.split("\n\n\n")}
-PLACE = re.compile(r"«([\w|]+): (.*?)»")
-
-
-@dataclass(frozen=True)
-class Program:
-    """A right attention, how an adapter calls it, and what its author states.
-
-    Where the steps in `makes` are the results of a `helper` that works through blocks, a mistake is
-    in the helper, and what it makes of blocks of some size takes their place.
-    """
-
-    text: str
-    call: str  # the body of an adapter
-    stated: Mapping[str, Any] = field(default_factory=lambda: _PLAIN)
-    means: Mapping[str, Any] = field(default_factory=dict)  # what is found by trying
-    helper: str = ""
-    makes: tuple[str, ...] = ()
-
-    @property
-    def targets(self) -> frozenset[str]:
-        """What a mistake may replace."""
-        found = (target for targets, _ in PLACE.findall(self.text) for target in targets.split("|"))
-        return frozenset(found)
-
-    def source(self, replaced: Mapping[str, str] | None = None) -> str:
-        """The code, with other expressions for some targets."""
-        return self._marked(replaced or {}).replace(_MARK, "")
-
-    def lines(self, replaced: Mapping[str, str]) -> tuple[int, ...]:
-        """The lines of the code that have one of these targets."""
-        texts = self._marked(replaced).splitlines()
-        return tuple(number for number, text in enumerate(texts, 1) if _MARK in text)
-
-    def _marked(self, replaced: Mapping[str, str]) -> str:
-        def put(place: re.Match[str]) -> str:
-            own = next((replaced[one] for one in place[1].split("|") if one in replaced), None)
-            return place[2] if own is None else _MARK + own
-
-        text = PLACE.sub(put, self.text)
-        needed: dict[str, str] = {}
-        waiting = [text]
-        while waiting:
-            words = set(re.findall(r"\w+", waiting.pop()))
-            new = {name: own for name, own in _HELPERS.items() if name in words - needed.keys()}
-            needed |= new
-            waiting += new.values()
-        own = [one.strip() for name, one in _HELPERS.items() if name in needed]
-        return "\n\n\n".join(["import numpy as np", *own, text])
-
-
-_MARK = "\0"
-_HEADS = "return f(t.query, t.key, t.value)"
-_BACKWARD = """names = "query", "key", "value"
-return dict(zip(names, f(t.query, t.key, t.value, t.grad_output{})))"""
 _LAYER = """weights = t.W_q, t.W_k, t.W_v, t.W_o
 return f(t.embeddings, t.heads, *weights, t.b_q, t.b_k, t.b_v, t.b_o)"""
-_PARTS = np.linspace(-1, 1, 12).reshape(4, 3), np.linspace(1, -2, 12).reshape(4, 3)
-_PLAIN: Mapping[str, Any] = {"causal": False}
-_CAUSAL: Mapping[str, Any] = {"causal": "end"}
 
 PROGRAMS: Mapping[str, Program] = {
     "one head": Program(
@@ -144,7 +20,7 @@ PROGRAMS: Mapping[str, Program] = {
     weights = «weights: softmax(logits)»
     return «output: weights @ v»
 """,
-        _HEADS,
+        HEADS,
     ),
     "scale": Program(
         """def attention(q, k, v, scale):
@@ -192,7 +68,7 @@ PROGRAMS: Mapping[str, Program] = {
     return softmax(logits) @ v
 """,
         "return f(t.query, t.key, t.value, t.mask)",
-        _CAUSAL,
+        CAUSAL,
     ),
     "causal": Program(
         """def attention(q, k, v):
@@ -204,8 +80,8 @@ PROGRAMS: Mapping[str, Program] = {
     logits = np.where(keep, q @ T(k) / np.sqrt(D), -np.inf)
     return softmax(logits) @ v
 """,
-        _HEADS,
-        _CAUSAL,
+        HEADS,
+        CAUSAL,
     ),
     "causal from the start": Program(
         """def attention(q, k, v):
@@ -215,7 +91,7 @@ PROGRAMS: Mapping[str, Program] = {
     logits = np.where(keep, q @ T(k) / np.sqrt(D), -np.inf)
     return softmax(logits) @ v
 """,
-        _HEADS,
+        HEADS,
         {"causal": "start"},
     ),
     "window": Program(
@@ -228,7 +104,7 @@ PROGRAMS: Mapping[str, Program] = {
     return softmax(logits) @ v
 """,
         "return f(t.query, t.key, t.value, t.window[0] + 1)",
-        _CAUSAL,
+        CAUSAL,
     ),
     "heads": Program(
         """def attention(x, heads, W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o):
@@ -276,7 +152,7 @@ return f(t.embeddings, t.heads, W.reshape(len(W), -1))""",
     (B, H, L, D), E = q.shape, v.shape[-1]
     return «axes: attend(q, k, v)»
 """,
-        _HEADS,
+        HEADS,
     ),
     "grouped heads": Program(
         """def attention(q, k, v):
@@ -289,7 +165,7 @@ return f(t.embeddings, t.heads, W.reshape(len(W), -1))""",
     weights = softmax(q @ T(k) / np.sqrt(D))
     return «grouped: weights @ v»
 """,
-        _HEADS,
+        HEADS,
     ),
     "rotary": Program(
         """def signed(f):
@@ -312,7 +188,7 @@ def attention(queries, keys, values):
     v = «values: values»
     return softmax(q @ T(k) / np.sqrt(D)) @ v
 """,
-        _HEADS,
+        HEADS,
         means={"rotary": "halves"},
     ),
     "ALiBi": Program(
@@ -328,7 +204,7 @@ def attention(queries, keys, values):
     logits = «positioned: scaled - slopes * np.abs(i - j)»
     return softmax(logits) @ v
 """,
-        _HEADS,
+        HEADS,
         means={"alibi": True},
     ),
     "softcap": Program(
@@ -382,7 +258,7 @@ def attention(queries, keys, values):
     return «output: weights @ v»
 """,
         "return f(t.query, t.key, t.value, *t.past)",
-        _CAUSAL,
+        CAUSAL,
     ),
     "rotary cache": Program(
         """def signed(f):
@@ -408,7 +284,7 @@ def attention(queries, keys, values, old_keys, old_values):
     return softmax(np.where(keep, q @ T(k) / np.sqrt(D), -np.inf)) @ v
 """,
         "return f(t.query, t.key, t.value, *t.past)",
-        _CAUSAL,
+        CAUSAL,
         means={"rotary": "halves"},
     ),
     "running softmax": Program(
@@ -429,7 +305,7 @@ def attention(queries, keys, values, old_keys, old_values):
 def attention(q, k, v):
     return blocks(q @ T(k) / np.sqrt(q.shape[-1]), v, 2)
 """,
-        _HEADS,
+        HEADS,
         helper="blocks",
         makes=("output",),
     ),
@@ -452,7 +328,7 @@ def attention(q, k, v):
 def attention(q, k, v):
     return blocks(q @ T(k) / np.sqrt(q.shape[-1]), v, 2)
 """,
-        _HEADS,
+        HEADS,
         helper="blocks",
         makes=("output",),
     ),
@@ -472,7 +348,7 @@ def attention(q, k, v):
 def attention(q, k, v):
     return blocks(q @ T(k) / np.sqrt(q.shape[-1]), v, 2)
 """,
-        _HEADS,
+        HEADS,
         helper="blocks",
         makes=("output",),
     ),
@@ -487,214 +363,11 @@ def attention(q, k, v):
 def attention(q, k, v):
     return blocks(q @ T(k) / np.sqrt(q.shape[-1]), v, 4)
 """,
-        _HEADS,
+        HEADS,
         helper="blocks",
         makes=("output",),
     ),
-    "backward": Program(
-        """def attention(q, k, v, d_output):
-    B, H, L, D = q.shape
-    scale = «scale: D**-0.5»
-    scores = q @ T(k)
-    logits = scores * scale
-    m = logits.max(-1, keepdims=True)
-    e = np.exp(logits - m)
-    z = e.sum(-1, keepdims=True)
-    weights, lse = e / z, m + np.log(z)
-    output = weights @ v
-    d_weights = «d_weights: d_output @ T(v)»
-    delta = («delta: (d_output * output).sum(-1)»)[..., None]
-    d_scaled = «d_logits: weights * (d_weights - delta)»
-    d_scores = «d_scores: d_scaled * scale»
-    dq = «d_queries: d_scores @ k»
-    dk = «d_keys: T(d_scores) @ q»
-    dv = «d_values: T(weights) @ d_output»
-    return «dq: dq», «dk: dk», «dv: dv»
-""",
-        _BACKWARD.format(""),
-    ),
-    "backward with a saved lse": Program(
-        """def attention(q, k, v, d_output):
-    (L, D), S = q.shape[-2:], k.shape[-2]
-    keep = np.arange(S) <= np.arange(L)[:, None] + S - L
-    raw = q @ T(k) / np.sqrt(D)
-    logits = np.where(keep, raw, -np.inf)
-    m = logits.max(-1, keepdims=True)
-    lse = m + np.log(np.exp(logits - m).sum(-1, keepdims=True))
-    output = softmax(logits) @ v
-    weights = «again: np.exp(logits - lse)»
-    d_weights = d_output @ T(v)
-    d_scores = weights * (d_weights - (d_output * output).sum(-1, keepdims=True)) / np.sqrt(D)
-    return d_scores @ k, T(d_scores) @ q, T(weights) @ d_output
-""",
-        _BACKWARD.format(""),
-        _CAUSAL,
-    ),
-    "masked backward": Program(
-        """def attention(q, k, v, d_output, keep):
-    D = q.shape[-1]
-    raw = q @ T(k) / np.sqrt(D)
-    output = softmax(np.where(keep, raw, -np.inf)) @ v
-    seen = «seen: keep»
-    weights = softmax(np.where(seen, raw, -np.inf))
-    d_weights = d_output @ T(v)
-    d_scores = weights * (d_weights - (d_output * output).sum(-1, keepdims=True)) / np.sqrt(D)
-    return d_scores @ k, T(d_scores) @ q, T(weights) @ d_output
-""",
-        _BACKWARD.format(", t.mask"),
-    ),
-    "softcap backward": Program(
-        """def attention(q, k, v, d_output, cap):
-    scale = q.shape[-1] ** -0.5
-    scaled = q @ T(k) * scale
-    capped = cap * np.tanh(scaled / cap)
-    weights = softmax(capped)
-    d_weights = d_output @ T(v)
-    d_capped = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True))
-    d_scaled = «d_scaled: d_capped * (1 - np.tanh(scaled / cap) ** 2)»
-    d_scores = d_scaled * scale
-    return d_scores @ k, T(d_scores) @ q, T(weights) @ d_output
-""",
-        _BACKWARD.format(", t.softcap"),
-    ),
-    "grouped backward": Program(
-        """def attention(q, k, v, d_output):
-    (B, H, L, D), G = q.shape, k.shape[1]
-
-    def together(gradient):
-        each = gradient.reshape(B, G, H // G, *gradient.shape[2:])
-        return «together: each.sum(2)»
-
-    k, v = np.repeat(k, H // G, 1), np.repeat(v, H // G, 1)
-    weights = softmax(q @ T(k) / np.sqrt(D))
-    d_weights = d_output @ T(v)
-    d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True)) / np.sqrt(D)
-    return d_scores @ k, together(T(d_scores) @ q), together(T(weights) @ d_output)
-""",
-        _BACKWARD.format(""),
-    ),
-    "backward by queries": Program(
-        """def blocks(weights, d_scores, q, k, d_output, n):
-    L = q.shape[-2]
-    dq, dk, dv = np.zeros(q.shape), 0.0, 0.0
-    for rows in «blocks_of_queries: cuts(L, n)»:
-        dq[..., rows, :] = d_scores[..., rows, :] @ k
-        dk = «sum_of_keys: dk» + T(d_scores[..., rows, :]) @ q[..., rows, :]
-        dv = «sum_of_values: dv» + T(weights[..., rows, :]) @ d_output[..., rows, :]
-    return dq, dk, dv
-
-
-def attention(q, k, v, d_output):
-    D = q.shape[-1]
-    weights = softmax(q @ T(k) / np.sqrt(D))
-    d_weights = d_output @ T(v)
-    d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True)) / np.sqrt(D)
-    return blocks(weights, d_scores, q, k, d_output, 2)
-""",
-        _BACKWARD.format(""),
-        helper="blocks",
-        makes=("d_queries", "d_keys_by_head", "d_values_by_head"),
-    ),
-    "backward by keys": Program(
-        """def blocks(weights, d_scores, q, k, d_output, n):
-    S, v = k.shape[-2], d_output
-    dq, dk, dv = 0.0, np.zeros(k.shape), np.zeros((*k.shape[:-1], v.shape[-1]))
-    for keys in «blocks_of_keys: cuts(S, n)»:
-        dq = «sum_of_queries: dq» + d_scores[..., keys] @ k[..., keys, :]
-        dk[..., keys, :] = T(d_scores[..., keys]) @ q
-        dv[..., keys, :] = T(weights[..., keys]) @ d_output
-    return dq, dk, dv
-
-
-def attention(q, k, v, d_output):
-    D = q.shape[-1]
-    weights = softmax(q @ T(k) / np.sqrt(D))
-    d_weights = d_output @ T(v)
-    d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True)) / np.sqrt(D)
-    return blocks(weights, d_scores, q, k, d_output, 2)
-""",
-        _BACKWARD.format(""),
-        helper="blocks",
-        makes=("d_queries", "d_keys_by_head", "d_values_by_head"),
-    ),
-    "cosines": Program(
-        """temperature = 0.5
-
-
-def attention(queries, keys, values):
-    D = queries.shape[-1]
-    unit_queries = «unit_queries: queries / lengths_of(queries)»
-    unit_keys = «unit_keys: keys / lengths_of(keys)»
-    cosines = unit_queries @ T(unit_keys)
-    logits = «scores: cosines / temperature»
-    return softmax(logits) @ values
-""",
-        _HEADS,
-        {"causal": False, "score": Cosine(temperature=0.5)},
-    ),
-    "additive score": Program(
-        """W_q = np.linspace(-1, 1, 12).reshape(4, 3)
-W_k = np.linspace(1, -2, 12).reshape(4, 3)
-u = np.array([1.0, -2.0, 0.5])
-
-
-def attention(q, k, v):
-    D = q.shape[-1]
-    query_parts, key_parts = q @ W_q, k @ W_k
-    hidden = query_parts[..., :, None, :] + key_parts[..., None, :, :]
-    logits = «scores: np.tanh(hidden) @ u»
-    return softmax(logits) @ v
-""",
-        _HEADS,
-        {"causal": False, "score": Additive(*_PARTS, np.array([1.0, -2.0, 0.5]))},
-    ),
-    "general score": Program(
-        """W = np.linspace(-1, 2, 16).reshape(4, 4)
-
-
-def attention(queries, k, v):
-    D = queries.shape[-1]
-    transformed_queries = «transformed_queries: queries @ W»
-    logits = «scores: transformed_queries @ T(k)»
-    return softmax(logits) @ v
-""",
-        _HEADS,
-        {"causal": False, "score": General(np.linspace(-1, 2, 16).reshape(4, 4))},
-    ),
-    "distances": Program(
-        """def attention(q, k, v):
-    D = q.shape[-1]
-    logits = «scores: -(apart(q, k) ** 2)»
-    return softmax(logits) @ v
-""",
-        _HEADS,
-        {"causal": False, "score": Distance()},
-    ),
-    "linear attention": Program(
-        """def attention(queries, keys, v):
-    S = keys.shape[-2]
-    query_features = «query_features: phi(queries)»
-    key_features = «key_features: phi(keys)»
-    scores = query_features @ T(key_features)
-    weights = «weights: scores / scores.sum(-1, keepdims=True)»
-    return weights @ v
-""",
-        _HEADS,
-        {"causal": False, "score": Features(), "normalize": Proportional()},
-    ),
-    "sigmoid": Program(
-        """shift = -1.0
-
-
-def attention(q, k, v):
-    logits = q @ T(k) / np.sqrt(q.shape[-1])
-    with_bias = «with_bias: logits + shift»
-    weights = «weights: 1 / (1 + np.exp(-with_bias))»
-    return weights @ v
-""",
-        _HEADS,
-        {"causal": False, "normalize": Sigmoid(bias=-1.0)},
-    ),
+    **OTHERS,
 }
 
 
