@@ -223,14 +223,17 @@ def _example(probe: Probe, departs: str, values: Values) -> Example:
     right, declared = probe.right, probe.declared
     last = [probe.result_step, *(n for n, step in declared.items() if step.phase == "backward")]
     result = next((n for n in reversed(last) if not _equal(values[n], right[n])), last[0])
-    with np.errstate(all="ignore"):
-        apart = np.nan_to_num(np.abs(values[result] - right[result]), nan=np.inf)
     batch = head = 0
-    if apart.ndim > len(declared[result].axes):
-        batch = int(apart.reshape(len(apart), -1).max(-1).argmax())
-    if apart.ndim == 4:
-        head = int(apart[batch].reshape(apart.shape[1], -1).max(-1).argmax())
-        head *= probe.sizes["H"] // apart.shape[1]
+    for name in (result, departs):  # the step that departs tells it where it can
+        with np.errstate(all="ignore"):
+            far = np.nan_to_num(np.abs(values[name] - right[name]), nan=np.inf)
+        apart = np.where(values[name] == right[name], 0.0, far)  # −∞ is no distance from itself
+        if apart.ndim > len(declared[name].axes):
+            batch = int(apart.reshape(len(apart), -1).max(-1).argmax())
+            apart = apart[batch]
+        if declared[name].axes[:1] in (("H",), ("G",)):
+            head = int(apart.reshape(len(apart), -1).max(-1).argmax())
+            head *= probe.sizes["H"] // len(apart)
 
     def matrix(values: Values, name: str) -> Matrix:
         array = np.atleast_1d(probe.part(values[name], declared[name].axes, batch, head))
@@ -247,5 +250,5 @@ def _example(probe: Probe, departs: str, values: Values) -> Example:
     steps = tuple(shown(name, matrix(values, name)) for name in names)
     title = [probe.name]
     title += [f"text {batch}"] * (probe.sizes["B"] > 1)
-    title += [f"head {head}"] * (probe.sizes["H"] > 1 and apart.ndim == 4)
+    title += [f"head {head}"] * (probe.sizes["H"] > 1)
     return Example(", ".join(title), tuple(map(shown, inputs)), steps)
