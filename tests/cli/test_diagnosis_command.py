@@ -122,7 +122,8 @@ def test_a_process_of_its_own_ends_with_the_code_and_prints_the_verdict(source):
     ],
 )
 def test_the_library_does_not_accuse_itself(command, target):
-    done = command(target)
+    linear = ("--score", "features", "--normalize", "proportional")
+    done = command(target, *(linear if target == "regard:linear_attention" else ()))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -130,7 +131,7 @@ def test_the_library_does_not_accuse_itself(command, target):
     ("name", "code", "says"),
     [
         ("right", 0, "right is right"),
-        ("wrong", 1, "wrong is wrong at line 19: the scores are not scaled"),
+        ("wrong", 1, "wrong is wrong at line 17: the scores are not scaled"),
         ("fragile", 0, "fragile is right, but fragile: wrong with large scores"),
         ("leaves", 2, "ended the process (exit code 7)"),
         ("crashes", 2, "ended the process (signal 11)"),
@@ -150,7 +151,7 @@ def test_a_score_and_a_normalization_that_are_meant_are_compared_with(source, co
     meant = ("--score", "general", "--normalize", "sigmoid")
     done = command(f"{source}:cosine", "--score", "cosine:temperature=0.5")
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith("cosine is wrong at line 28")
+    assert done.stdout.startswith("cosine is wrong at line 26")
     done = command(f"{source}:cosine", "--score", "cosine:temperature=2")
     assert done.returncode == 0
     done = command(f"{source}:cosine", *meant)
@@ -327,8 +328,10 @@ def test_the_terminal_shows_the_lines_wrong_beside_right_and_the_line_to_change(
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(width):
-    text = shown(regard.diagnose(FUNCTIONS["wrong"]), width)
-    prose = [line for line in text.split("\n") if not any(ch.isdigit() for ch in line)]
+    found = regard.diagnose(FUNCTIONS["wrong"])
+    lines = shown(found, width).split("\n")
+    code = found.adapter.split("\n")  # to be copied, so that it is not broken
+    prose = [x for x in lines if x not in code and not any(ch.isdigit() for ch in x)]
     assert max(map(len, prose)) <= width
 
 

@@ -50,6 +50,7 @@ IN_OPTIONS = {"mask", "bias", "offset", "scale", "softcap", "sink"}
 # Arguments that have the name of an array but are none, or whose parts have rows.
 BESIDE = {
     ("regard.Explanation.without", "key"),  # the name of a row
+    ("regard.diagnose", "call"),  # a function
     ("regard.diagnose", "mask"),  # how masks are read
     ("regard.diagnose", "scale"),  # what is meant
     ("regard.interop.onnx.Backend.run_node", "inputs"),  # Q, K and V

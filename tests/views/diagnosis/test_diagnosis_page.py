@@ -133,7 +133,8 @@ def test_a_page_says_everything_that_the_diagnosis_says(
     for part in one.mistakes:
         said += [part.name, part.why, part.numpy, part.torch]
     said += [part.text for part in (*one.assumptions, *one.findings, *one.otherwise)]
-    said += [*one.asked, *(part.name for part in one.not_asked)]
+    tried = one.verdict == "not_callable"
+    said += [*one.asked, *(part.why if tried else part.name for part in one.not_asked)]
     said += [line.text for line in one.lines if any(each.makes for each in one.lines)]
     for sentence in said:
         assert " ".join(sentence.split()) in text
@@ -302,7 +303,7 @@ def call(*words: str) -> Any:
 def test_html_writes_the_page_and_prints_the_verdict_alone(folder: Path) -> None:
     done = call("mine.py:wrong", "--html", "page.html")
     assert done.exit_code == 1
-    assert done.stdout.startswith("wrong is wrong at line 5: the scores are not scaled")
+    assert done.stdout.startswith("wrong is wrong at line 6: the scores are not scaled")
     assert done.stderr == "saved page.html\n"
     assert "the scores are not scaled" in (folder / "page.html").read_text("utf-8")
     done = call("mine.py:wrong", "--html", "page.html", "--force", "--json")

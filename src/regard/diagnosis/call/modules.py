@@ -12,9 +12,11 @@ from typing import Any
 
 from regard.diagnosis.call import table
 from regard.diagnosis.call.adapter import SHORT, called
-from regard.diagnosis.call.asking import guarded
+from regard.diagnosis.call.asking import CONVERT, guarded
 from regard.diagnosis.call.search import Subject
+from regard.diagnosis.given import Given
 from regard.diagnosis.result import Assumption
+from regard.diagnosis.view import TaskView
 
 # What the sizes of a constructor are, for a layer and for an object without weights.
 _EMBEDDED = {
@@ -30,8 +32,7 @@ _READY = _EMBEDDED | {
     "width": "t.query.shape[-1]",
     "value_width": "t.value.shape[-1]",
 }
-_SAMPLE = {"model": "12", "width": "4", "value_width": "4", "heads": "3", "key_heads": "3"}
-_SAMPLE["causal"] = "False"
+_WEIGHTS = {f"t.{kind}_{part}" for kind in "Wb" for part in "qkvo"}
 UNKNOWN = "..."  # what is to be filled in, or checked
 
 
@@ -45,13 +46,15 @@ def subjects_of(given: Any, library: str) -> Iterator[Subject]:
     unknown = [name for name, code in arguments.items() if code == UNKNOWN]
     sample = given
     if is_class:
-        code = called("f", [(name, one.format(**_SAMPLE)) for name, one in arguments.items()])
-        sample = guarded(lambda: eval(code, {"f": given}), library).value
+        code = called("f", [(name, one.format(**_EMBEDDED)) for name, one in arguments.items()])
+        t = TaskView(Given("a sample"), CONVERT[library])
+        sample = guarded(lambda: eval(code, {"f": given, "t": t}), library).value
     module = hasattr(sample, "named_parameters")
     arrays = [*(sample.named_parameters() if module else _arrays(sample))]
-    filled = _filled(sample, arrays, library)
+    weighted = any(code in _WEIGHTS for code in arguments.values())  # it is made with them
+    filled = {} if weighted else _filled(sample, arrays, library)
     unknown += [name for name, line in filled.items() if UNKNOWN in line]
-    places = _EMBEDDED if arrays else _READY
+    places = _EMBEDDED if arrays or weighted else _READY
     made = called("f", [(name, one.format(**places)) for name, one in arguments.items()])
     make = [f"m = {made if is_class else 'copy.deepcopy(f)'}{'.double().eval()' * module}"]
     if not is_class:
@@ -72,7 +75,7 @@ def subjects_of(given: Any, library: str) -> Iterator[Subject]:
             "m" if method == "__call__" else f"m.{method}",
             _parameters(given.forward, 1) if lost else _parameters(callee),
             "\n".join([*make, *lines]),
-            bool(arrays),
+            bool(arrays) or weighted,
             None if is_class else _whole(sample, table.HEADS),
             None if is_class else _model(arrays),
             (Assumption("weights", text),) * turned,
@@ -88,7 +91,9 @@ def _constructor(given: Any) -> dict[str, str]:
         return {}
     found = {}
     for one in parameters:
-        code = table.CONSTRUCTOR.get(one.name.lower(), UNKNOWN)
+        name = one.name.lower()
+        role = table.PARAMETERS[name].role if name in table.PARAMETERS else ""
+        code = f"t.{role}" if f"t.{role}" in _WEIGHTS else table.CONSTRUCTOR.get(name, UNKNOWN)
         needed = one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
         if needed or (code != UNKNOWN and one.default is not None):
             found[one.name] = code

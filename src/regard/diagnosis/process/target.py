@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import linecache
 import os
 import sys
 from importlib.machinery import PathFinder, SourceFileLoader
@@ -109,8 +110,11 @@ def _notebook(path: Path) -> ModuleType:
     module = ModuleType(path.stem)
     sys.path.insert(0, str(path.resolve().parent))
     for number, source in code_cells(path):
+        place = f"{path.name}[{number}]"
+        # Where the lines of code that no file has are looked for.
+        linecache.cache[place] = len(source), None, source.splitlines(keepends=True), place
         try:
-            exec(compile(source, f"{path.name}[{number}]", "exec"), vars(module))
+            exec(compile(source, place, "exec"), vars(module))
         except Exception as error:
             text = safe_text(f"{type(error).__name__}: {error}", 120)
             print(f"cell {number}: {text}", file=sys.stderr)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SIGNS: dict[Mood, str] = {"good": "✓", "warning": "!", "bad": "✗", "none": "–"}
 # More characters in a row may have to be scrolled on a phone, and that with keys as well.
-NARROW = 34
+NARROW = 28
 LETTERS = (
     "B batch elements, H heads, L queries, D the width of a head. Rows are queries, columns of "
     "scores and weights are keys, counted from 0."

@@ -28,6 +28,7 @@ STATES: Mapping[str, Mood] = {
     "assumed": "warning",
     "right": "good",
     "not asked": "none",
+    "tried": "none",
 }
 # Why something was assumed that nobody has stated.
 SOURCES = {"tried": "what was tried otherwise differs", "unstated": "not stated, and tried"}
@@ -150,7 +151,10 @@ def tell(diagnosis: Outcome) -> Story:
     asked = [_state("wrong", one) for one in diagnosis.wrong]
     asked += [_state("right", one) for one in diagnosis.asked if one not in diagnosis.wrong]
     asked += [_state("not asked", one.name, one.why) for one in diagnosis.not_asked]
-    states = (("What is assumed", assumed), ("What was asked", asked))
+    title = "What was asked"
+    if diagnosis.verdict == "not_callable":
+        title, asked = "What was tried", [_state("tried", one.why) for one in diagnosis.not_asked]
+    states = (("What is assumed", assumed), (title, asked))
     return Story(
         safe_text(diagnosis.function, NAME_LENGTH),
         diagnosis.verdict,

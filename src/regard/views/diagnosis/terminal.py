@@ -55,8 +55,9 @@ def print_code(diagnosis: Outcome, console: Console) -> None:
     if not any(line.makes or line.departs for line in story.code):
         return
     table = Table.grid(padding=(0, 1))
+    names = [len(one.name) + 2 for line in story.code for one in line.makes]
     table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, min_width=min(max(names, default=0), _width(console) // 3))
     table.add_column(no_wrap=True, overflow="ellipsis")
     for line in story.code:
         if not line.follows:
