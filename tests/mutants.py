@@ -645,7 +645,7 @@ MUTANTS = [
     Mutant(
         "G9",
         'with offset="end" a packed text begins with its first key',
-        "compute/visibility.py",
+        "rules/visibility.py",
         "text.high - text.last if at_end else text.low - text.first",
         "text.low - text.first",
         "test_semantics_masks.py::test_position_in_segments_is_that_within_the_text",
@@ -1244,7 +1244,7 @@ MUTANTS = [
     Mutant(
         "G8",
         "a token after others has the angle of the first one",
-        "compute/rotary.py",
+        "rules/rotary.py",
         "return cosines[places.start : places.stop], sines[places.start : places.stop]",
         "return cosines[: len(places)], sines[: len(places)]",
         "test_positions.py::"

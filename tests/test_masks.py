@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import regard
 from layouts import layouts
 from regard import masks
-from regard.compute.visibility import Placed
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
+from regard.rules.visibility import Placed
 
 SIZES = range(6)
 OFFSETS = (-7, -1, 0, 1, 3, 9)

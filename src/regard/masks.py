@@ -14,7 +14,7 @@ array([[0, 0, 0],
        [1, 1, 0]])
 """
 
-# How rules combine is in compute/visibility.py.
+# How rules combine is in rules/visibility.py.
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ import numpy as np
 from regard.boundary import answering
 from regard.boundary.arguments import as_int, as_integers, check_lead
 from regard.boundary.cached import cached_property
-from regard.compute.visibility import Block, Boolean, Mask, Texts, Verdict
 from regard.errors import OptionError, ShapeError
+from regard.rules.visibility import Block, Boolean, Mask, Texts, Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

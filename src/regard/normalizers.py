@@ -18,7 +18,7 @@ from typing import Any
 
 from regard.boundary import answering
 from regard.boundary.arguments import as_flag
-from regard.compute.part import Part, as_part, own_number
+from regard.rules.part import Part, as_part, own_number
 
 __all__ = ["Hard", "Normalizer", "Proportional", "Sigmoid", "Sparsemax"]
 

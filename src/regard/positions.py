@@ -23,9 +23,9 @@ import numpy as np
 from regard.boundary import answering
 from regard.boundary.arguments import as_flag, as_int
 from regard.boundary.arrays import Array
-from regard.compute import distances, rotary, rotary_config
-from regard.compute.part import Part, as_part, own_array, own_finite, own_number
 from regard.errors import OptionError, ShapeError
+from regard.rules import distances, rotary, rotary_config
+from regard.rules.part import Part, as_part, own_array, own_finite, own_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import Any
 
 from regard.boundary import answering
-from regard.compute.part import Part, as_part, own_array, own_number
 from regard.errors import OptionError, ShapeError, safe_text
+from regard.rules.part import Part, as_part, own_array, own_number
 
 __all__ = ["Additive", "Cosine", "Distance", "Features", "General", "Score"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from calls import assert_same_bytes, every_float, inputs, numbers
 from regard import KVCache, OptionError, ProblemError
-from regard.problems import npz
+from regard.boundary import npz
 
 B, H, G, D, E = 2, 4, 2, 8, 6
 

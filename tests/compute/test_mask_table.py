@@ -19,8 +19,8 @@ import pytest
 
 import regard
 from calls import every_target, on_path
-from regard.compute.visibility import Block, Mask, Placed
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
+from regard.rules.visibility import Block, Mask, Placed
 
 BATCH, HEADS = 2, 2
 SIZES = [(1, 4), (3, 2), (4, 5)]

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.compute import rotary, rotary_config
 from regard.compute.positioned import Rotation
 from regard.errors import OptionError
 from regard.positions import Rotary
+from regard.rules import rotary, rotary_config
 
 pytestmark = [pytest.mark.full, pytest.mark.needs("transformers")]
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 import regard
 from designs import COINS, numbers, of_every_kind
 from regard import Derivation, Explanation, Problem
-from regard.compute.visibility import Placed
 from regard.explanation.notation import format_number, latex_number, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 from regard.normalizers import Hard, Sigmoid, Sparsemax
+from regard.rules.visibility import Placed
 from regard.scores import Additive, Cosine, Distance
 from regard.textbook.block_operations import BLOCK_OPERATIONS
 from regard.textbook.operations import OPERATIONS

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import regard
+from regard.explanation.overview import Overview
 from regard.faces import Diagnosis
-from regard.models.overview import Overview
 
 WORDS = ["she", "likes", "coffee"]
 RNG = np.random.default_rng(5)

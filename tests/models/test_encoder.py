@@ -12,8 +12,8 @@ import pytest
 import regard
 import tiny_bert
 from regard import DtypeError, LabelError, OptionError, ProblemError
+from regard.explanation.overview import BLOCK_CELLS
 from regard.models.encoder import Encoder
-from regard.models.overview import BLOCK_CELLS
 from regard.models.pooling import WAYS
 
 pytestmark = [pytest.mark.needs("safetensors"), pytest.mark.needs("tokenizers")]
@@ -330,7 +330,7 @@ def test_options_ask_what_if(encoder):
 
 @pytest.mark.parametrize("cells", [BLOCK_CELLS, 1, 3 * 9 * 4])
 def test_an_overview_is_the_means_of_the_weights(encoder, monkeypatch, cells):
-    monkeypatch.setattr("regard.models.overview.BLOCK_CELLS", cells)
+    monkeypatch.setattr("regard.explanation.overview.BLOCK_CELLS", cells)
     overview = encoder.overview(TEXT)
     assert overview.tokens == LABELS
     n = len(LABELS)

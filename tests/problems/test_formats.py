@@ -20,6 +20,7 @@ from hypothesis.extra import numpy as arrays_of
 
 import regard
 from places import ROOT
+from regard.boundary.toml_json import MAX_TEXT_BYTES
 from regard.errors import ProblemError
 from regard.normalizers import Hard, Proportional, Sigmoid, Sparsemax
 from regard.problems import files as formats
@@ -34,7 +35,6 @@ from regard.problems.files import (
 from regard.problems.parts import Expectation, RandomMatrices
 from regard.problems.problem import Problem
 from regard.problems.schema import KEYS, LONE_KEYS
-from regard.problems.toml_json import MAX_TEXT_BYTES
 from regard.scores import Additive, Cosine, Distance, Features, General
 
 SUFFIXES = (".toml", ".json", ".npz")
@@ -760,7 +760,7 @@ def test_the_suffix_may_be_in_capitals(tmp_path):
 
 @pytest.mark.parametrize("most", [2**12, pytest.param(MAX_TEXT_BYTES, marks=pytest.mark.full)])
 def test_what_could_not_be_read_again_is_not_written(tmp_path, monkeypatch, most):
-    monkeypatch.setattr("regard.problems.toml_json.MAX_TEXT_BYTES", most)
+    monkeypatch.setattr("regard.boundary.toml_json.MAX_TEXT_BYTES", most)
     keys = np.full((most // 18, 1), 1 / 3)  # 18 bytes each, with its brackets more
     problem = Problem(queries=[1.0], keys=keys, values=keys, expect=())
     message = complaint(save_problem, problem, tmp_path / "p.toml")

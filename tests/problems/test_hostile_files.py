@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
+from regard.boundary.npz import MAX_BYTES, MAX_MEMBERS
+from regard.boundary.parse import MAX_NUMBERS
+from regard.boundary.toml_json import MAX_KEYS, MAX_TEXT_BYTES, parse
 from regard.errors import ProblemError
 from regard.problems.files import load_problem, problem_from_mapping, save_problem
-from regard.problems.npz import MAX_BYTES, MAX_MEMBERS
-from regard.problems.parts import MAX_NUMBERS
 from regard.problems.problem import Problem
-from regard.problems.toml_json import MAX_KEYS, MAX_TEXT_BYTES, parse
 
 # Far more than any of these files needs, far less than any of them asks for.
 ENOUGH_BYTES = 100 * 2**20
@@ -196,7 +196,7 @@ few_or_most_keys = pytest.mark.parametrize(
 
 @few_or_most_keys
 def test_what_only_looks_like_a_key_does_not_count(monkeypatch, most):
-    monkeypatch.setattr("regard.problems.toml_json.MAX_KEYS", most)
+    monkeypatch.setattr("regard.boundary.toml_json.MAX_KEYS", most)
     rows = most + 1
     column = "a = [\n" + "  [1],\n" * rows + "  [1]\n]\n"
     before = "a = [[1]\n" + "  , # 1\n[1]\n" * rows + "]\n"
@@ -210,7 +210,7 @@ def test_what_only_looks_like_a_key_does_not_count(monkeypatch, most):
 
 @few_or_most_keys
 def test_as_many_keys_as_may_be_read_can_be_written_and_no_more(tmp_path, monkeypatch, most):
-    monkeypatch.setattr("regard.problems.toml_json.MAX_KEYS", most)
+    monkeypatch.setattr("regard.boundary.toml_json.MAX_KEYS", most)
 
     def problem(words):
         labels = tuple(map(str, range(words)))
@@ -599,7 +599,7 @@ def test_more_bytes_than_are_ever_unpacked(tmp_path):
 
 
 def test_narrow_numbers_that_become_wide(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.problems.npz.MAX_NUMBERS", 5)
+    monkeypatch.setattr("regard.boundary.npz.MAX_NUMBERS", 5)
     members = {"queries": npy(np.ones((1, 2))), "keys": npy(np.ones((2, 2), dtype="int8"))}
     path = written(tmp_path, "p.npz", archive(**members))
     refused(path, "keys brings the archive to 6 numbers; at most 5 are read")

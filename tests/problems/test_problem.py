@@ -9,9 +9,9 @@ from dataclasses import FrozenInstanceError, fields
 import numpy as np
 import pytest
 
-from regard.boundary.parse import as_booleans, as_numbers
+from regard.boundary.parse import MAX_NUMBERS, as_booleans, as_numbers
 from regard.errors import ProblemError
-from regard.problems.parts import MAX_NUMBERS, Expectation, RandomMatrices
+from regard.problems.parts import Expectation, RandomMatrices
 from regard.problems.problem import Problem
 
 READY = {

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from regard.boundary.toml_hints import hint
 from regard.errors import ProblemError
 from regard.problems.files import parse_problem
-from regard.problems.toml_hints import hint
 
 MISTAKES = [
     ("causal = True", "write true and false in lower case"),

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from places import ROOT
+from regard.boundary.npz import MAX_BYTES, MAX_MEMBERS, MAX_RATIO
+from regard.boundary.parse import MAX_DEPTH, MAX_NUMBERS
+from regard.boundary.toml_json import MAX_KEYS, MAX_TEXT_BYTES
 from regard.cli.on_disk import MAX_NPY_HEADER
 from regard.models.files.safetensors import MAX_HEADER_BYTES, MAX_SHARDS
 from regard.models.files.tensors import MAX_FILE_BYTES
 from regard.models.text.tokenizer import MAX_TOKENIZER_BYTES
-from regard.problems.npz import MAX_BYTES, MAX_MEMBERS, MAX_RATIO
-from regard.problems.parts import MAX_NUMBERS
-from regard.problems.schema import MAX_DEPTH
-from regard.problems.toml_json import MAX_KEYS, MAX_TEXT_BYTES
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT, BUILD = PYPROJECT["project"], PYPROJECT["build-system"]

@@ -17,8 +17,8 @@ from bounds import FUSED, PAIRS, WHOLE_ROWS, Arithmetic, assert_within, error_bo
 from calls import BFLOAT16, PATHS, on_path
 from long_oracle import attend_long
 from oracle import Answer
-from regard.compute.visibility import Placed
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
+from regard.rules.visibility import Placed
 from texts import positions_in_texts
 
 Call = dict[str, Any]

@@ -27,12 +27,12 @@ import tiny_bert
 import tiny_decoder
 from places import ROOT
 from regard.bench.compare import read_run
+from regard.boundary.toml_json import spell
 from regard.cli.on_disk import load_npy
 from regard.diagnosis.process.target import code_cells
 from regard.errors import RegardError, safe_text
 from regard.problems.files import load_target
 from regard.problems.schema import mapping_from_problem
-from regard.problems.toml_json import spell
 
 MOST_SECONDS = 5.0  # of computing: what else runs on the machine does not count
 MOST_BYTES = 2**30

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from calls import BFLOAT16
-from regard.compute.visibility import Placed
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
+from regard.rules.visibility import Placed
 from texts import positions_in_texts
 
 DTYPES = [np.dtype(t) for t in (np.float16, np.float32, np.float64, np.int32)]

@@ -13,9 +13,9 @@ import pytest
 from exact_slopes import slopes_of
 from regard.compute import evaluation
 from regard.compute.evaluation import Run
-from regard.compute.visibility import Boolean
 from regard.explanation.derive import derive
 from regard.explanation.labels import Labels
+from regard.rules.visibility import Boolean
 from regard.textbook.gradients import backward
 from regard.textbook.operations import OPERATIONS
 from regard.textbook.steps import Step, textbook

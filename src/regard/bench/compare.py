@@ -15,8 +15,8 @@ from regard.bench.cases import Case
 from regard.bench.libraries import REGARD
 from regard.bench.measure import CaseResult, Report
 from regard.boundary.files import MAX_TEXT_BYTES, decode, read_file
+from regard.boundary.toml_json import parse
 from regard.errors import ProblemError, safe_text
-from regard.problems.toml_json import parse
 
 # Another value of one of these makes times that say nothing about the code.
 SAME_MACHINE = ("cpu", "architecture", "system", "threads")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     Booleans = NDArray[np.bool_]
 
 MAX_AXES = 3
+# What one recipe of random matrices may draw, and what one text file may come to hold.
+MAX_NUMBERS = 10_000_000
+# Deeper than any key goes, so that nothing downstream meets a bottomless file.
+MAX_DEPTH = 32
+# Strings that a file may have for numbers: JSON has no others, and TOML takes them too.
+WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -54,6 +61,10 @@ def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) 
             for position, cell in enumerate(cells)
         ]
     return _frozen(np.array(cells, dtype=np.float64).reshape(shape))
+
+
+# An array of numbers; infinities and NaN may be words.
+read_numbers = partial(as_numbers, words=WORDS)
 
 
 def as_booleans(name: str, value: Any) -> Booleans:

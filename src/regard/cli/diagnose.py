@@ -71,7 +71,7 @@ def diagnose(
     }
     for name, text in (("score", score), ("normalize", normalize)):
         if text is not None:
-            from regard.problems.mechanisms import spelled
+            from regard.compute.spelling import spelled
 
             options[name] = spelled(name, text)
     if chosen and not as_json:

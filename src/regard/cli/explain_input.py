@@ -126,7 +126,7 @@ def with_target(problem: Problem, path: str) -> Problem:
 
 def with_mechanism(problem: Problem, **given: str | None) -> Problem:
     """The problem with another score, normalisation or positions, as the command spells them."""
-    from regard.problems.mechanisms import spelled
+    from regard.compute.spelling import spelled
 
     changes: dict[str, Any] = {}
     for name, text in given.items():

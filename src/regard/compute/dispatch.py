@@ -15,8 +15,8 @@ import numpy as np
 from regard.compute.kernels import fused
 from regard.compute.options import Options
 from regard.compute.request import Request, Result, request_of
-from regard.compute.visibility import Block
 from regard.errors import OptionError, safe_text
+from regard.rules.visibility import Block
 
 if TYPE_CHECKING:
     from regard.boundary.arrays import Array

@@ -16,8 +16,8 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.compute.positioned import given_positions
 from regard.compute.request import Request
-from regard.compute.visibility import Block, Mask
 from regard.positions import Absolute
+from regard.rules.visibility import Block, Mask
 from regard.textbook.mechanisms import Declared
 from regard.textbook.operations import compute
 from regard.textbook.positions import OTHER

@@ -21,10 +21,10 @@ from regard.boundary.arguments import (
 )
 from regard.boundary.arrays import Array, bfloat16
 from regard.compute import quantized
-from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.masks import Lengths
 from regard.positions import Absolute, Positions, Rotary, as_positions
+from regard.rules.visibility import Boolean, Mask, all_of, as_mask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

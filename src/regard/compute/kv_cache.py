@@ -36,9 +36,9 @@ from regard.compute.kv_buffers import (
 from regard.compute.options import BY_POSITION, DEFAULTS, DOT, SOFTMAX, Options
 from regard.compute.positioned import Rotation
 from regard.compute.request import check_window
-from regard.compute.visibility import Placed
 from regard.errors import OptionError, naming_shapes
 from regard.positions import Rotary
+from regard.rules.visibility import Placed
 
 if TYPE_CHECKING:
     import os

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from regard.boundary import npz, toml_json
 from regard.boundary.arguments import FLOATS
 from regard.boundary.arrays import Array, bfloat16
 from regard.boundary.files import about, file_name, open_file, write_file
 from regard.boundary.parse import shown
-from regard.compute import quantized
+from regard.compute import quantized, spelling
 from regard.compute.kv_buffers import CHUNK, alike, checked_positions
 from regard.errors import OptionError, ProblemError
-from regard.problems import mechanisms, npz, toml_json
 
 if TYPE_CHECKING:
     import os
@@ -60,7 +60,7 @@ def save(path: str | os.PathLike[str], stored: Stored, *, force: bool) -> None:
         arrays["window"] = np.array(sides)
     if stored.positions is not None:  # as a problem's file spells them
         with about(place):
-            spelled = {"positions": mechanisms.write(stored.positions)}
+            spelled = {"positions": spelling.write(stored.positions)}
             arrays["positions"] = np.array(toml_json.spell(spelled, "json"))
     for name in ("start", "needed", "end"):
         arrays[name] = np.full(lead, getattr(stored, name), np.int64)
@@ -132,7 +132,7 @@ def load(path: str | os.PathLike[str]) -> Stored:
 
 def _positions(spelled: Any) -> Positions | None:
     try:
-        return checked_positions(mechanisms.READ["positions"]("positions", spelled))
+        return checked_positions(spelling.READ["positions"]("positions", spelled))
     except OptionError as error:
         raise ProblemError(str(error)) from None
 

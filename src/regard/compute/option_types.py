@@ -12,9 +12,9 @@ from typing import Any, Generic, Literal, Protocol, Required, TypeAlias, TypedDi
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.compute.visibility import Mask
 from regard.normalizers import Normalizer
 from regard.positions import Positions
+from regard.rules.visibility import Mask
 from regard.scores import Score
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from regard.boundary.arrays import Array
-    from regard.compute.visibility import Mask
     from regard.normalizers import Normalizer
     from regard.positions import Positions
+    from regard.rules.visibility import Mask
     from regard.scores import Score
 
 # As signatures show the plain ones; a checked record has None.

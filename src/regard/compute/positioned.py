@@ -16,10 +16,11 @@ import numpy as np
 from regard.boundary.arguments import is_float, round_once, spread
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
-from regard.compute import distances, native, rotary
+from regard.compute import native
 from regard.compute.request import Request
 from regard.errors import ShapeError
 from regard.positions import Alibi, RelativeBias, Rotary
+from regard.rules import distances, rotary
 from regard.textbook.operations import OPERATIONS
 
 if TYPE_CHECKING:

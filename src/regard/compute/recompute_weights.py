@@ -18,8 +18,8 @@ from regard.boundary.arguments import as_array, read_array, result_dtype
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.request import Request, Result, make_request
-from regard.compute.visibility import Block
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.rules.visibility import Block
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

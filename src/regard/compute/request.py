@@ -26,7 +26,11 @@ from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
 from regard.compute.options import DOT, SOFTMAX, Options
 from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
-from regard.compute.visibility import (
+from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text
+from regard.masks import Causal, Window
+from regard.normalizers import Normalizer, as_normalizer
+from regard.positions import Positions, as_positions
+from regard.rules.visibility import (
     AllowedByBias,
     Mask,
     all_of,
@@ -34,10 +38,6 @@ from regard.compute.visibility import (
     query_positions,
     rows_of,
 )
-from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text
-from regard.masks import Causal, Window
-from regard.normalizers import Normalizer, as_normalizer
-from regard.positions import Positions, as_positions
 from regard.scores import Score, as_score
 
 if TYPE_CHECKING:

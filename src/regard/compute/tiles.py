@@ -20,9 +20,9 @@ from regard.compute.kernels import fused
 from regard.compute.kernels.fused import CHUNK, carry
 from regard.compute.positioned import Places, Rotation, as_places
 from regard.compute.request import Request
-from regard.compute.visibility import All, AnyOf, Boolean, Combined, Mask
 from regard.masks import Causal, Lengths, Segments, Window
 from regard.positions import Alibi, RelativeBias, Rotary
+from regard.rules.visibility import All, AnyOf, Boolean, Combined, Mask
 
 __all__ = ["CHUNK", "QKV", "Place", "Tile", "carry", "end", "sharing", "tile_of", "where", "within"]
 

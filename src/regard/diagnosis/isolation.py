@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from regard.compute.spelling import write
 from regard.diagnosis.call import remote
 from regard.diagnosis.call.adapter import Adapter, Way
 from regard.diagnosis.call.asking import Answer, Ask
@@ -29,7 +30,6 @@ from regard.diagnosis.result import Finding, Outcome
 from regard.diagnosis.statements import Stated
 from regard.diagnosis.task import Task
 from regard.errors import OptionError, ProblemError, safe_text
-from regard.problems.mechanisms import write
 
 LOADING_SECONDS = 120.0  # loading a file may import torch
 # A call interrupts itself at its limit, unless it is in native code: its process then gets this.

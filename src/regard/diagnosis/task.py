@@ -15,13 +15,13 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
-from regard.compute.distances import slopes
 from regard.diagnosis.given import GRADIENTS, INPUTS, SAME, SOFTCAP, WHOLE_WINDOW, Given
 from regard.diagnosis.gradient_probe import OF_ALL_TEXTS, GradientProbe
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.surroundings import Surroundings
 from regard.masks import Causal, Window
 from regard.positions import Rotary
+from regard.rules.distances import slopes
 from regard.textbook.steps import Step
 
 

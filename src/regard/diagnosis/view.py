@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.compute.rotary import turned
 from regard.diagnosis.given import FIELDS, GRADIENTS, SOFTCAP, WHOLE_WINDOW, Given
 from regard.diagnosis.task import Task
 from regard.errors import safe_text
 from regard.positions import Rotary
+from regard.rules.rotary import turned
 
 
 class _Pair(tuple[int, int]):

@@ -22,13 +22,13 @@ from regard.compute.evaluation import Run, mechanism_of
 from regard.compute.loss import LOSS, check_loss
 from regard.compute.options import BY_POSITION, Options
 from regard.compute.request import Request, make_request
-from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text
 from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Lengths, Segments
 from regard.positions import Absolute
 from regard.problems.parts import NAMED_AXES, READY, all_labels, check_shared
 from regard.problems.problem import Problem
+from regard.rules.visibility import Boolean, Mask, all_of, as_mask
 from regard.textbook.loss import continued
 from regard.textbook.steps import PROJECTED, projecting, result_of
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.dataframe import dataframe
-from regard.compute.visibility import Block, Mask, Verdict
 from regard.errors import LabelError, safe_text
 from regard.explanation.labels import as_index
 from regard.explanation.notation import (
@@ -25,6 +24,7 @@ from regard.explanation.notation import (
     latex_text,
     numpy_literal,
 )
+from regard.rules.visibility import Block, Mask, Verdict
 from regard.textbook.operation import fill
 from regard.textbook.operations import OPERATIONS
 from regard.textbook.scalar_check import RECOMPUTE

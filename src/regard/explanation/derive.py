@@ -12,9 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from regard.compute.visibility import Verdict
 from regard.explanation.derivation import Derivation, Operand, Term, Values, cell_name, verdict
 from regard.explanation.labels import Labels
+from regard.rules.visibility import Verdict
 from regard.textbook.scalar_check import TERMS
 from regard.textbook.steps import INDEX_MAPS, Ref, Step, letters_of
 

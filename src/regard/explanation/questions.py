@@ -15,7 +15,6 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.dataframe import Level, dataframe
-from regard.compute.visibility import LeftOut
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
 from regard.explanation.labels import Batch, Index, own_head
@@ -23,6 +22,7 @@ from regard.explanation.notation import format_number
 from regard.explanation.table import Table, aligned, shown_of
 from regard.explanation.trace import Trace
 from regard.problems.parts import Expectation
+from regard.rules.visibility import LeftOut
 from regard.textbook.steps import Step
 
 if TYPE_CHECKING:

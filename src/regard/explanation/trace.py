@@ -15,7 +15,6 @@ from regard.boundary import answering
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
 from regard.boundary.elsewhere import no_such_attribute
-from regard.compute.visibility import Mask
 from regard.errors import safe_text
 from regard.explanation.derivation import Derivation, Values
 from regard.explanation.derive import derive
@@ -23,6 +22,7 @@ from regard.explanation.labels import Batch, Index, Labels, batch_position, head
 from regard.explanation.notation import format_number, plain
 from regard.explanation.step import ExplainedStep, Steps, matrix_axes
 from regard.explanation.table import aligned
+from regard.rules.visibility import Mask
 from regard.textbook.mechanisms import Declared
 from regard.textbook.steps import Step, result_of
 

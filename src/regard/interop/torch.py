@@ -21,9 +21,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 from regard.api import attention
 from regard.boundary import answering
 from regard.boundary.arrays import lent, untraced
-from regard.compute.visibility import Mask
 from regard.errors import DtypeError, OptionError, ShapeError
 from regard.interop import torch_gradients
+from regard.rules.visibility import Mask
 
 __all__ = ["Calls", "patched", "scaled_dot_product_attention"]
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from regard.boundary.files import about, file_name
 from regard.errors import DtypeError, ProblemError, safe_text
+from regard.explanation.overview import Overview
 from regard.models.architecture import FAMILIES, Architecture, describe, describe_gguf, names_of
 from regard.models.encoder import Encoder
 from regard.models.files.gguf import read_gguf
@@ -22,7 +23,6 @@ from regard.models.files.safetensors import CONFIG, WHOLE, find_tensors, read_ta
 from regard.models.generation import Candidate, Generation, Step
 from regard.models.language import LanguageModel, Run
 from regard.models.layers import Reader
-from regard.models.overview import Overview
 from regard.models.pooling import read_pooling
 from regard.models.text.chat import Template, template_of
 from regard.models.text.tokenizer import Tokens, read_tokenizer, tokenizer_of_gguf

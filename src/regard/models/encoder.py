@@ -17,12 +17,12 @@ from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.request import make_request
 from regard.errors import DtypeError, ProblemError, safe_text
+from regard.explanation.overview import MeasuredAttention, Overview
 from regard.masks import Lengths
 from regard.models.architecture import Architecture
 from regard.models.explaining import Read, counted, one_layer
 from regard.models.files.safetensors import CONFIG
 from regard.models.layers import Stack
-from regard.models.overview import MeasuredAttention, Overview
 from regard.models.pooling import Pooling, unit_length
 from regard.models.text.tokenizer import Tokenizer, Tokens
 

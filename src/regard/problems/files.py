@@ -12,14 +12,13 @@ from importlib.resources import files as package_files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.boundary import files
+from regard.boundary import files, npz
 from regard.boundary.files import MAX_TEXT_BYTES, about, decode, file_name
 from regard.boundary.parse import shown
+from regard.boundary.toml_json import Kind, parse, spell
 from regard.errors import DtypeError, ProblemError, safe_text
-from regard.problems import npz
 from regard.problems.problem import Problem
 from regard.problems.schema import mapping_from_problem, problem_from_mapping, target_from
-from regard.problems.toml_json import Kind, parse, spell
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

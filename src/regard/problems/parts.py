@@ -20,6 +20,7 @@ from regard.boundary.arguments import labels_of
 from regard.boundary.arrays import Array
 from regard.boundary.parse import (
     MAX_AXES,
+    MAX_NUMBERS,
     as_integer,
     as_labels,
     as_number,
@@ -84,8 +85,6 @@ def check_shared(
         )
 
 
-# What one recipe of random matrices may draw, and what one text file may come to hold.
-MAX_NUMBERS = 10_000_000
 _ALIASES = {"X": "embeddings"}
 
 

@@ -18,31 +18,25 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.boundary.files import about
 from regard.boundary.parse import (
+    MAX_DEPTH,
+    MAX_NUMBERS,
+    WORDS,
     as_number,
     as_number_or_numbers,
     check_choice,
     check_text,
+    read_numbers,
     shown,
 )
+from regard.compute import spelling
 from regard.compute.loss import LOSS
 from regard.errors import ProblemError, safe_text
-from regard.problems import mechanisms
-from regard.problems.parts import MAX_NUMBERS, READY, Expectation, RandomMatrices, fields_of
+from regard.problems.parts import READY, Expectation, RandomMatrices, fields_of
 from regard.problems.problem import Problem
-from regard.problems.tables import (
-    SIDES,
-    WORDS,
-    as_table,
-    read_numbers,
-    read_vectors,
-    stack_tables,
-)
+from regard.problems.tables import SIDES, as_table, read_vectors, stack_tables
 from regard.textbook.steps import PROJECTED
 
 FORMAT = "regard/1"
-
-# Deeper than any key goes, so that nothing downstream meets a bottomless file.
-MAX_DEPTH = 32
 
 
 def problem_from_mapping(data: Any, source: str = "problem") -> Problem:
@@ -222,10 +216,7 @@ KEYS = (
     Key("options.segments.queries", "query_segments"),
     Key("options.segments.keys", "key_segments"),
     Key("options.softmax", "softmax"),
-    *(
-        Key(f"options.{name}", name, read, mechanisms.write)
-        for name, read in mechanisms.READ.items()
-    ),
+    *(Key(f"options.{name}", name, read, spelling.write) for name, read in spelling.READ.items()),
     *(Key(name, name, _vectors) for name in LOSS),
     Key("random", "random", _random, fields_of),
     Key("expect", "expect", _expectations, _write_expectations),

@@ -5,22 +5,16 @@ Must not know the other keys of a file.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.boundary.parse import as_numbers, check_text, shown
+from regard.boundary.parse import MAX_NUMBERS, check_text, read_numbers, shown
 from regard.compute.loss import LOSS
 from regard.errors import ProblemError
-from regard.problems.parts import MAX_NUMBERS
-
-# Strings that a file may have for numbers: JSON has no others, and TOML takes them too.
-WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +30,6 @@ SIDES = (
     Side("query_labels", "tokens", ("embeddings", "queries", *LOSS)),
     Side("key_labels", "context_tokens", ("context", "keys", "values")),
 )
-
-
-# An array of numbers; infinities and NaN may be words.
-read_numbers = partial(as_numbers, words=WORDS)
 
 
 def read_vectors(name: str, value: Any) -> Array | dict[str, Array]:

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from regard.api import attention, explain, gradients
+from regard.boundary import npz
 from regard.boundary.arrays import Array
 from regard.compute import native
 from regard.compute.dispatch import kernels
 from regard.errors import ProblemError
-from regard.problems import npz
 from regard.problems.files import parse_problem
 
 FORMATS = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}

@@ -12,8 +12,8 @@ from typing import Any
 
 from regard.boundary import answering
 from regard.boundary.arguments import as_array
-from regard.compute.part import own_array
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.rules.part import own_array
 from regard.scores import Score
 from regard.textbook.mechanisms import Declared
 from regard.textbook.operations import OPERATIONS

@@ -16,7 +16,7 @@ from regard.explanation.trace import READING_NOTE
 from regard.views.terminal_layout import FAINT, STRONG, Cell, Layout
 
 if TYPE_CHECKING:
-    from regard.models.overview import Overview
+    from regard.explanation.overview import Overview
 
 DIGITS = 2
 MOST_TOKENS = 40

@@ -28,8 +28,8 @@ from calls import (
 from kernel_process import LISTED, Module, compile_process
 from layouts import layouts
 from regard.compute import native
-from regard.compute.visibility import Placed
 from regard.masks import Causal, Lengths, Segments, Window
+from regard.rules.visibility import Placed
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 

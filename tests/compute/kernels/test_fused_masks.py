@@ -21,8 +21,8 @@ from calls import (
     on_path,
     run,
 )
-from regard.compute.visibility import Placed
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
+from regard.rules.visibility import Placed
 
 pytestmark = pytest.mark.needs("fused")
 

@@ -27,12 +27,12 @@ from places import SUPPORT
 from regard import Explanation
 from regard.compute import evaluation
 from regard.compute.evaluation import Run
-from regard.compute.visibility import Block
 from regard.explanation.notation import format_number, is_rounded, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 from regard.normalizers import Hard, Sigmoid, Sparsemax
 from regard.positions import Alibi
 from regard.problems.files import example_names, load_problem
+from regard.rules.visibility import Block
 from regard.scores import Additive, Cosine, Distance
 from regard.textbook.operations import OPERATIONS
 from regard.textbook.positions import SETTINGS

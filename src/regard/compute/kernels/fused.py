@@ -16,10 +16,10 @@ from regard.boundary.arrays import Array
 from regard.compute import native
 from regard.compute.quantized import whole_rows
 from regard.compute.request import Request, Result
-from regard.compute.visibility import All, AnyOf, Boolean, Combined, Mask, Not
 from regard.errors import safe_text
 from regard.masks import Causal, Lengths, Segments, Window
 from regard.normalizers import Sigmoid
+from regard.rules.visibility import All, AnyOf, Boolean, Combined, Mask, Not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

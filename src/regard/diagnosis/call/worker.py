@@ -5,13 +5,13 @@ Must not know the textbook.
 
 from __future__ import annotations
 
+from regard.compute.spelling import READ
 from regard.diagnosis.call.remote import Caller
 from regard.diagnosis.door import library_of, ways_of
 from regard.diagnosis.process import protocol
 from regard.diagnosis.process.target import load
 from regard.diagnosis.process.worker import Respond, serve_messages
 from regard.diagnosis.statements import Stated
-from regard.problems.mechanisms import READ
 
 
 def serve(key: bytes, memory: int) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from regard.boundary.files import MAX_TEXT_BYTES, about, decode, open_file, read_file
 from regard.boundary.parse import MAX_AXES, shown
+from regard.boundary.toml_json import parse
 from regard.errors import ProblemError, safe_text
 from regard.models.files.tensors import MAX_FILE_BYTES, Tensor
-from regard.problems.toml_json import parse
 
 CONFIG = "config.json"
 WHOLE = "model.safetensors"

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.compute.visibility import (
+from regard.errors import safe_text
+from regard.explanation import questions
+from regard.explanation.derivation import Values
+from regard.explanation.labels import own_head
+from regard.explanation.trace import READING_NOTE, Trace
+from regard.masks import Causal, Lengths, Segments, Window
+from regard.rules.visibility import (
     All,
     AllowedByBias,
     AnyOf,
@@ -28,12 +34,6 @@ from regard.compute.visibility import (
     Mask,
     Not,
 )
-from regard.errors import safe_text
-from regard.explanation import questions
-from regard.explanation.derivation import Values
-from regard.explanation.labels import own_head
-from regard.explanation.trace import READING_NOTE, Trace
-from regard.masks import Causal, Lengths, Segments, Window
 from regard.textbook.operation import Operation
 from regard.textbook.operations import OPERATIONS
 from regard.textbook.steps import LETTERS, Step

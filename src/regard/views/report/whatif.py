@@ -13,9 +13,9 @@ from functools import lru_cache
 from itertools import compress, product
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from regard.compute.visibility import Combined, Mask
 from regard.errors import OptionError
 from regard.masks import Causal
+from regard.rules.visibility import Combined, Mask
 from regard.textbook.loss import continued
 from regard.textbook.steps import Ref, Step, textbook
 

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from regard import normalizers, positions, scores
-from regard.boundary.parse import as_number, check_text, shown
-from regard.compute.part import Part
+from regard.boundary.parse import WORDS, as_number, check_text, read_numbers, shown
 from regard.errors import DtypeError, OptionError, ProblemError, ShapeError
-from regard.problems.tables import WORDS, read_numbers
+from regard.rules.part import Part
 
 _KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "score": {name.lower(): one for name, one in scores.KNOWN.items()},

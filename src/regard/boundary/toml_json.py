@@ -20,11 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.boundary.files import MAX_TEXT_BYTES
-from regard.boundary.parse import shown
+from regard.boundary.parse import MAX_DEPTH, MAX_NUMBERS, shown
+from regard.boundary.toml_hints import hint
 from regard.errors import ProblemError, safe_text
-from regard.problems.parts import MAX_NUMBERS
-from regard.problems.schema import MAX_DEPTH
-from regard.problems.toml_hints import hint
 
 # A parser spends microseconds and up to a kilobyte on each: a few bytes of text.
 MAX_KEYS = 2**17

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.boundary.arguments import as_flag, as_int
-from regard.compute.rotary import LENGTH, kind_of, positive
 from regard.errors import DtypeError, OptionError, safe_text
+from regard.rules.rotary import LENGTH, kind_of, positive
 
 Fields = Mapping[str, Any]
 

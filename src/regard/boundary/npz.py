@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.boundary import toml_json
 from regard.boundary.parse import shown
 from regard.errors import ProblemError, safe_text
-from regard.problems import toml_json
 
 MAX_MEMBERS = 64
 MAX_BYTES = 2**30  # of all arrays, unpacked
