@@ -182,10 +182,7 @@ def breaches_of_walls(sources: dict[str, str]) -> list[str]:
     def is_breach(one: Import) -> bool:
         here, there = one.importer, one.target
         return (
-            (
-                room(here) == "views"
-                and f"{there}.".startswith((kernels, "regard.compute.dispatch."))
-            )
+            (room(here) == "views" and f"{there}.".startswith((kernels, chooses)))
             or (here.startswith(kernels) and there.startswith(kernels))
             or (there == "regard._fused" and here != "regard.compute.native")
         )
