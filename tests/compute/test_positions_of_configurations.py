@@ -122,7 +122,7 @@ def turned(positions: Rotary, rows: np.ndarray, head: int) -> np.ndarray:
         attention_factor=positions.factor,
         interleaved=positions.interleaved,
     )
-    return Rotation.of_tokens(own, rows, "query", 0)
+    return Rotation.of_tokens(own, rows, "query", 0, own.frequencies_of(rows.shape[-1], 0))
 
 
 def scores(rows: Any) -> np.ndarray:

@@ -54,7 +54,8 @@ def turned_by(kind: str, config: Any) -> np.ndarray:
 
 
 def turned(positions: Rotary) -> np.ndarray:
-    return Rotation.of_tokens(positions, ROWS, "query", 0)
+    own = positions.frequencies_of(ROWS.shape[-1], 0)
+    return Rotation.of_tokens(positions, ROWS, "query", 0, own)
 
 
 CASES = [(kind, one) for kind in ("llama", "qwen2", "mistral", "gemma") for one in SCALINGS]

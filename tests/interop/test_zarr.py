@@ -245,7 +245,7 @@ def test_threads_of_an_executor_give_the_same_bytes_and_its_error_ends_the_call(
     with ThreadPoolExecutor(3) as executor:
         stopped(names, blocks=6, executor=executor, workers=3)
         end = attend(*names, "o", chunks=CHUNKS, executor=executor, workers=3)
-        assert 6 <= end.kept <= 9
+        assert end.kept >= 6  # what had begun ends, too
         change_a_byte(
             Path(put("k", drawn()[1], compressors=zarr.codecs.Crc32cCodec()), "c/0/0/2/0")
         )
