@@ -106,7 +106,7 @@ export class Carried {
       (sum, name) => sum + (this.content.bits[name] ?? 0),
       rules ? this.content.masked : 0,
     );
-    const ids = own.variants[bits];
+    const ids = own.steps.flatMap(([id, deciding, value]) => ((bits & deciding) === value ? [id] : []));
     const copies = new Map();
     const given = (name, head) => {
       const key = `${name}/${head}`;
@@ -143,7 +143,10 @@ export class Carried {
   // What hides keys beside the rules of the call: a switch, a mask by hand, −∞ in the bias.
   added(layer, batch, changed) {
     const { given, sizes } = this.layers[layer];
-    const found = changed.switches.has("causal") ? [{ kind: "causal", name: "causal" }] : [];
+    const { reach } = this.content;
+    const switched = [{ kind: "causal", name: "causal" }, { kind: "window", name: "window", left: reach, right: reach }];
+    /** @type {any[]} */
+    const found = switched.filter(({ kind }) => changed.switches.has(kind));
     const key = `${layer}|mask|${BY_HAND}`;
     if (changed.edits.has(key)) {
       const data = this.edited({ ones: true, count: cellsOf(this.layers[layer]) }, changed.edits.get(key));

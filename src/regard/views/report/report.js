@@ -53,6 +53,8 @@ function open(cell, { fresh = false, focus = "", push = true } = {}) {
   if (state.trail.length > 40) state.trail.shift();
   state.touched = true;
   reveal(cell.step);
+  const at = sheet.dataset.kind === "wide" && placeOf(cell);
+  if (at && at.view.source && state.shelf !== at.view.name) shelve(at.view.name); // what it is made of is in no cross
   showWhy(focus);
   find(".mark.open")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   if (push) remember();
@@ -87,6 +89,7 @@ function turnBack(backwards) {
   document.body.classList.toggle("backwards", backwards);
   fillShelf();
   repaint();
+  sentence();
 }
 
 function back(focus) {
@@ -150,7 +153,7 @@ function setTools() {
 
 // What is changed, and what that did.
 function say() {
-  const lines = [...state.switches].map((name) => content.switches[name].words);
+  const lines = [...state.switches].map((name) => content.switches[name]);
   const changed = changedWords();
   if (changed) lines.push(`${changed} changed. ${effect()}`);
   else if (state.switches.size) lines.push(effect());

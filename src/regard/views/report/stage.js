@@ -6,7 +6,7 @@ import { cut } from "./derivation.js";
 import { button, fill, find, h, main, stage, typeset, widthOf } from "./elements.js";
 import { fit, groupsOf } from "./picture.js";
 import { carried, content, doing, drawing, layer, picture, runs, shown, state } from "./shown.js";
-import { fillCells, gridOf, isLater, numbersOf, typeOf, unshaded, viewOf } from "./stations.js";
+import { MOST, fillCells, gridOf, isLater, numbersOf, typeOf, unshaded, viewOf } from "./stations.js";
 import { buildSummary, dropSummary, fillSummary } from "./summary.js";
 import { drawWords, hasWords, wordsFit } from "./words.js";
 
@@ -16,6 +16,7 @@ const STRIP = 186; // below the picture, for what opens there
 const MARGIN = 28;
 const PAPER = 680; // pixels of a sheet
 const MOST_LISTED = 6; // steps between scores and weights
+const SHORT = 12; // cells of a long axis beside few words
 const MOST_DOTS = 14; // keys of a mask that is drawn between scores and weights
 export const sheet = h("div.sheet-of-all");
 const caption = find("#caption");
@@ -31,6 +32,13 @@ let said = 0; // pixels of the sentence above a narrow picture
 let bottom = 0; // of the tables
 
 // --- names ----------------------------------------------------------------------------------
+
+// How many cells an axis is long: what is drawn needs no room for numbers, so its other axes are at most
+// as long as the words.
+function lengthOf(count) {
+  const { L = 1, S } = layer().sizes;
+  return count > MOST ? Math.min(count, Math.max(L, S, SHORT)) : count;
+}
 
 const isNamed = ({ axis }) =>
   axis === "L" || axis === "S" || (axis && content.labelSets[layer().labels[axis]] !== null);
@@ -59,7 +67,7 @@ function titleOf(view, room) {
   const still = copy || given; // nothing is computed here
   const words = [copy ? "again" : given ? "given" : "", turned ? "turned" : ""].filter(Boolean).join(", ");
   const backward = step.phase === "backward";
-  const formula = step.formula.length > 24 ? "" : step.formula;
+  const formula = step.formula.length > 24 ? step.symbol : step.formula;
   const [name, symbol] = [step.name, still ? step.symbol : formula];
   const lead = (number ? 22 : 0) + (view.inside.length && view.name !== "weights" ? 22 : 0);
   const width = (parts) => lead + widthOf(parts.filter(Boolean).join("  "), 13.5) + 6;
@@ -131,8 +139,9 @@ function fillNames({ names, down, right, gutter, heads, u, tall }) {
   }
 }
 
-function place(view, { x, y, w, h: height }, u, tall) {
+function place(view, { x, y, w, h: height }) {
   const { section, heads, gutter } = view;
+  const [u, tall] = [w / view.columns || 1, height / view.rows || 1];
   Object.assign(view, { x, y, w, height, u, tall, type: typeOf(u, tall) });
   const top = y - (heads ? 17 : 0);
   const styles = {
@@ -198,6 +207,7 @@ function viewsOf(which) {
     const views = group.filter(there).map((station) => ({ ...viewOf(station), station: station.step }));
     for (const view of views) {
       view.gutter = gutterOf(view, views);
+      [view.wide, view.high] = [view.columns, view.rows].map(lengthOf);
       view.heads = view.right.labels.length > 0 && (view.row === 0 || (!view.above && isNamed(view.right)));
     }
     return views;
@@ -228,7 +238,7 @@ export function lay() {
   }
   for (const view of groups.flat()) {
     const at = placed.places.get(view.name);
-    place(view, { ...at, x: at.x + left, y: at.y + above }, placed.u, placed.h);
+    place(view, { ...at, x: at.x + left, y: at.y + above });
   }
   bottom = above + (kind === "wide" ? placed.bottom : placed.height);
   sheet.style.width = `${Math.max(placed.width + 2 * left, stage.clientWidth)}px`;
@@ -293,7 +303,7 @@ function chain() {
   const axes = weights ? runs.now.steps.get("weights").axes.join() : "";
   return (weights?.inside ?? []).filter((name) => {
     const step = runs.now.steps.get(name);
-    return step && step.axes.join() === axes && !step.of;
+    return step && step.op !== "given" && step.axes.join() === axes && !step.of;
   });
 }
 
@@ -348,7 +358,7 @@ function placeGate() {
     gate.style.setProperty("--below", `${bottom - weights.y + 12}px`);
     if (!whatIf) return;
     const left = Math.min(weights.x + Math.max(weights.w + 16, 120), stage.clientWidth - MARGIN - whatIf.offsetWidth);
-    const below = left < weights.x + 120 ? 42 : 18; // the scale of the colours
+    const below = left < weights.x + (weights.big ? 190 : 120) ? 42 : 18; // the scale of the colours
     whatIf.style.cssText = `left:${left}px;top:${bottom + below}px`;
     shelf.style.width = `${left - 12}px`; // what is switched is seen in the steps beside it
   } else {
@@ -362,7 +372,7 @@ function placeGate() {
 
 // What the colours of the weights mean: they are of the largest, which is said.
 function rampOf(weights) {
-  if (unshaded(weights)) return [];
+  if (unshaded(weights) || state.backwards) return [];
   const ramp = (from, to) => h("span.ramp", { title: "The colours of the weights" }, from, h("i"), to);
   if (weights.big) return ramp("a thousandth", "the largest");
   const { largest, least } = numbersOf(weights);
@@ -409,7 +419,7 @@ export function fillShelf() {
   for (const own of views) {
     const most = own.big ? Math.min(320 / own.columns, 8) : SHELF;
     const [u, high] = [own.big ? most : SHELF, own.big ? Math.min(240 / own.rows, 8) : tall];
-    place(own, { x: 0, y: 0, w: own.columns * u, h: own.rows * high }, u, high);
+    place(own, { x: 0, y: 0, w: own.columns * u, h: own.rows * high });
     own.title.title = `${own.step.name}: ${own.step.formula}`;
     fill(own.title, titleOf(own, Math.max(own.w, 72 - own.gutter)));
     if (own.big) {

@@ -7,7 +7,7 @@ import { hiddenBy } from "./visibility.js";
 import { bdi, h, widthOf } from "./elements.js";
 import { comparable, content, labels, layer, ownHead, picture, runs, shown, state } from "./shown.js";
 
-const MOST = 32; // rows or columns of a table of elements; larger ones are drawn
+export const MOST = 32; // rows or columns of a table of elements; larger ones are drawn
 const DIGITS = 8; // of what a number was
 const FAINT = 0.08; // the colour of the least weight
 
@@ -115,7 +115,7 @@ export function numbersOf(view) {
 // The largest type of cells of so many pixels in which −0.00 has room, and for how many digits there is
 // room then; null: for no number.
 export function typeOf(u, tall) {
-  const size = Math.max(9, Math.min(13, Math.floor(tall * 0.62), (10 * (u - 4)) / widthOf("−0.00", 10)));
+  const size = Math.max(9, Math.min(15, Math.floor(tall * 0.62), (10 * (u - 4)) / widthOf("−0.00", 10)));
   const [digit, minus] = ["0", "−"].map((text) => widthOf(text, size));
   const room = (u - 3) / digit;
   return room < 3 || tall < 13 ? null : { size, room, minus: minus / digit };

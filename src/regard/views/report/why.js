@@ -15,7 +15,7 @@ import {
 } from "./derivation.js";
 import { bdi, button, fill, find, h, nameOf, stage, typeset, why } from "./elements.js";
 import { comparable, doing, extras, labels, runs, shown, state } from "./shown.js";
-import { placeOf } from "./stations.js";
+import { MOST, placeOf } from "./stations.js";
 import { overlay, repaint, sheet } from "./stage.js";
 import { hiddenBy } from "./visibility.js";
 import { DIGITS, equation, shortName, sidesOf, termTable } from "./operands.js";
@@ -50,6 +50,16 @@ function drawn(kind, { x, y, w, h: height }) {
   return box;
 }
 
+// Where a factor is on the picture; of one that is in no table there, the numbers that it is made of.
+function placesOf({ step, index }, user) {
+  const at = placeOf({ step, index }, user);
+  if (at) return [at];
+  const { operands, terms } = derive(runs.now, labels, step, index);
+  const own = terms.length ? operands : operands.filter((one) => one.index.length === index.length);
+  const ends = own.length > MOST ? [own[0], own.at(-1)] : own; // an outline needs no more
+  return ends.flatMap((one) => placesOf(one, user));
+}
+
 // Outline a number, the row and the column that made it, and the way from these to it.
 let marked = [];
 /** @param {Cell | null} [pointed] */
@@ -65,14 +75,13 @@ export function mark(pointed = null) {
   const user = stationOf(found.step.of || found.step.name);
   const spans = new Map();
   for (const [k, operand] of found.operands.entries()) {
-    const at = placeOf(operand, user);
-    if (!at) continue;
-    const key = `${at.view.name} ${sides[k]}`;
-    const [top, left, bottom, right] = spans.get(key)?.span ?? [Infinity, Infinity, 0, 0];
-    const { row, column } = at;
-    const span = [Math.min(top, row), Math.min(left, column), Math.max(bottom, row), Math.max(right, column)];
-    spans.set(key, { view: at.view, side: sides[k], span });
-    if (at.cell) marked.push(at.cell) && at.cell.classList.add(sides[k]);
+    for (const { view, row, column, cell } of placesOf(operand, user)) {
+      const key = `${view.name} ${sides[k]}`;
+      const [top, left, bottom, right] = spans.get(key)?.span ?? [Infinity, Infinity, 0, 0];
+      const span = [Math.min(top, row), Math.min(left, column), Math.max(bottom, row), Math.max(right, column)];
+      spans.set(key, { view, side: sides[k], span });
+      if (cell) marked.push(cell) && cell.classList.add(sides[k]);
+    }
   }
   if (own.cell) marked.push(own.cell) && own.cell.classList.add("open");
   const here = boxOf(own.view, [own.row, own.column, own.row, own.column]);
@@ -102,7 +111,7 @@ function showFactors(found) {
 function first() {
   const weights = shown.get("weights");
   const view = weights && shown.get(weights.source);
-  if (!view || view.big || state.walk !== null) return null;
+  if (!view || view.big || state.backwards || state.walk !== null) return null;
   /** @type {any} */
   let best = null;
   for (let row = 0; row < view.rows; row++)

@@ -9,6 +9,7 @@ const TOP = 36; // of the bands, in pixels
 let bottom = 142;
 const MOST = 64; // words
 const LONGEST = 14; // characters
+const LEAST = 0.75; // of the room that words have at best
 
 // Where the words have room: { left, width, below }, or null if they need a band of their own.
 let room = null;
@@ -27,11 +28,11 @@ export function wordsFit(placed, left, groups) {
   const high = views.filter((one) => one.y < bottom + 66);
   const edge = Math.min(...high.map((one) => one.x), placed.width);
   const need = wanted(19).reduce((sum, width) => sum + width, 0);
-  if (edge - 24 < need + 90) {
+  if (edge - 24 < LEAST * need + 110) {
     bottom = 96;
     return false;
   }
-  room = { left, width: Math.min(edge - 90, need * 1.4) };
+  room = { left, width: Math.min(edge - 24 - 110, need * 1.4) };
   return true;
 }
 
@@ -47,7 +48,7 @@ export function drawWords(box, kind) {
   if (!hasWords() || !shown.has("weights") || state.zoom > 1) return;
   const left = room?.left ?? (kind === "wide" ? 28 : 14);
   const need = wanted(19).reduce((sum, one) => sum + one, 0);
-  const most = Math.min(box.parentNode.clientWidth - 2 * left - 60, 900);
+  const most = Math.min(box.parentNode.clientWidth - 2 * left - 90, 900);
   const width = room?.width ?? Math.min(most, 1.8 * need);
   const size = Math.max(9, Math.min(19, (19 * width) / need));
   const [from, to] = [spread(above ?? [""], left, width, size), spread(below, left, width, size)];
@@ -69,8 +70,8 @@ export function drawWords(box, kind) {
   box.append(
     ...(above ? kept(line(above, from, 8, "q")) : []),
     ...kept(line(below, to, bottom + 4, "k")),
-    role("looks", 13),
-    role("is looked at", bottom + 9),
+    role("who looks", 13),
+    role("who is looked at", bottom + 9),
     drawn ? bandsOf(from, to, left + width) : "",
   );
 }
@@ -92,12 +93,16 @@ function bandsOf(from, to, width) {
   const step = runs.now.steps.get("weights");
   const weights = from.map((_, i) => runs.now.row("weights", step.axes.includes("H") ? state.head : 0, i));
   const apart = [from, to].flatMap((places) => places.slice(1).map((x, k) => x - places[k]));
-  const unit = Math.min(38, 0.75 * Math.min(...apart, width));
-  const shares = weights.map((row) => {
+  const parts = weights.map((row) => {
     const sum = row.reduce((total, one) => total + Math.abs(one), 0);
-    return Array.from(row, (one) => (sum > 0 && Number.isFinite(sum) ? (Math.abs(one) / sum) * unit : 0));
+    return Array.from(row, (one) => (sum > 0 && Number.isFinite(sum) ? Math.abs(one) / sum : 0));
   });
-  const arriving = to.map((_, j) => shares.reduce((sum, row) => sum + row[j], 0));
+  const sums = to.map((_, j) => parts.reduce((sum, row) => sum + row[j], 0));
+  // What arrives at the first and the last word stays within the picture.
+  const edges = to.map((x, j) => (2 * Math.min(x - 4, width + 30 - x)) / (sums[j] || 1));
+  const unit = Math.min(38, 0.75 * Math.min(...apart, width), ...edges);
+  const shares = parts.map((row) => row.map((part) => part * unit));
+  const arriving = sums.map((sum) => sum * unit);
   const next = to.map((x, j) => x - arriving[j] / 2);
   const middle = (TOP + bottom) / 2;
   const paths = shares.flatMap((row, i) => {
