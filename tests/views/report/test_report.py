@@ -24,7 +24,7 @@ from regard.views.report import page
 from regard.views.report.json_data import page_data
 from regard.views.report.plan import make_plan, pooled
 from regard.views.report.tables import printed, rounded
-from regard.views.report.whatif import MASKED, form_of, switches, variants
+from regard.views.report.whatif import MASKED, conditions, form_of, switches, variants
 
 NOISE = 2.0**-45  # of the largest number: what adding up may leave where the sum is 0
 
@@ -299,10 +299,22 @@ def test_without_a_switch_the_steps_are_those_of_the_explanation(name: str) -> N
     assert variants(form_of(explanation))[MASKED if "visible" in explanation.steps else 0] == own
 
 
+@pytest.mark.parametrize("name", example_names())
+def test_what_decides_about_each_step_gives_the_steps_of_every_variant(name: str) -> None:
+    form = form_of(example(name))
+    for bits, steps in variants(form).items():
+        there = [step for step, deciding, value in conditions(form) if bits & deciding == value]
+        assert tuple(there) == steps
+
+
 def test_only_switches_that_change_something_are_offered() -> None:
-    assert switches(example("animals-vector")) == ("scale",)
-    assert switches(example("animals-matrix")) == ("scale", "axis")
-    assert switches(example("causal-mask")) == ("scale", "mask", "axis", "swap")
+    added = ("softcap", "sink")
+    assert switches(example("animals-vector")) == ("scale", *added)
+    assert switches(example("animals-matrix")) == ("scale", *added, "axis")
+    assert switches(example("causal-mask")) == ("scale", "mask", "window", *added, "axis", "swap")
+    assert switches(example("linear-attention")) == ("causal", "window")
+    own = regard.explain(*[np.ones((3, 2))] * 3, causal=True, window=1, softcap=2.0, sink=0.0)
+    assert not {"causal", "window", *added} & {*switches(own)}
     one = regard.explain(np.ones((2, 1)), np.ones((2, 1)), np.ones((2, 1)))
     assert "scale" not in switches(one)
 

@@ -181,8 +181,13 @@ def _picture(form: Form) -> dict[str, Any]:
 def _declaration(step: Step) -> tuple[str, ...]:
     """A step in few bytes; `stepOf` in carried.js reads it."""
     operands = " ".join(f"{ref.step}:{','.join(ref.index)}" for ref in step.operands)
-    parts = (step.name, step.symbol, step.formula, step.op, " ".join(step.axes), operands)
-    return (*parts, step.running, step.over, step.of, step.phase, step.latex_symbol)
+    parts = [step.name, step.symbol, step.formula, step.op, " ".join(step.axes), operands]
+    parts += [step.running, step.over.removeprefix("all"), step.of]
+    parts += [step.phase.removeprefix("forward")]
+    parts += [step.latex_symbol if step.latex_symbol != step.symbol else ""]
+    while not parts[-1]:
+        parts.pop()
+    return tuple(parts)
 
 
 # --- one layer -----------------------------------------------------------------------------------

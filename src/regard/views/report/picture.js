@@ -11,10 +11,10 @@ const FLAT = 19; // a lower cell has no number
 const TABLE = 240; // pixels of what is drawn, if its cells are not square
 
 // A station as json_data.py wrote it.
-const stationOf = ([name, step, column, row, turned, left, above, source, inside, copy]) =>
+const asStation = ([name, step, column, row, turned, left, above, source, inside, copy]) =>
   ({ name, step, column, row, turned, left, above, source, inside, copy });
 
-export const groupsOf = (picture, kind) => picture[kind].map((group) => group.map(stationOf));
+export const groupsOf = (picture, kind) => picture[kind].map((group) => group.map(asStation));
 
 // Where the tables of a group begin across; a table is so many cells `wide` and `high`, and the names
 // of its rows need a `gutter` of so many pixels.

@@ -1,8 +1,8 @@
 // Matrices too large for digits, drawn one dot per number. Must not know attention or the page.
 
-const MOST_DOTS = 1024; // along one side; longer sides are pooled, the largest number in each dot
+const LONGEST_SIDE = 1024; // along one side; longer sides are pooled, the largest number in each dot
 const SLICE = 7; // milliseconds of work between two frames
-const BETWEEN = 700; // milliseconds until a picture that takes long is shown unfinished
+const UNFINISHED = 700; // milliseconds until a picture that takes long is shown unfinished
 
 // The colours that the style sheet says, as [r, g, b].
 function palette() {
@@ -26,7 +26,7 @@ function palette() {
 
 // How many dots a matrix has, and how many numbers go into one.
 export function dotsOf(rows, columns) {
-  const [tall, broad] = [Math.ceil(rows / MOST_DOTS), Math.ceil(columns / MOST_DOTS)];
+  const [tall, broad] = [Math.ceil(rows / LONGEST_SIDE), Math.ceil(columns / LONGEST_SIDE)];
   return { tall, broad, rows: Math.ceil(rows / tall), columns: Math.ceil(columns / broad) };
 }
 
@@ -52,7 +52,7 @@ export function drawMatrix(canvas, { rows, columns, row, log = false, flow = fal
       next++;
     }
     if (next < rows) requestAnimationFrame(work);
-    if (next < rows && begin < shownAt + BETWEEN) return;
+    if (next < rows && begin < shownAt + UNFINISHED) return;
     if (!sized) [canvas.width, canvas.height] = [dots.columns, dots.rows];
     sized = true;
     canvas.getContext("2d").putImageData(imageOf(dots, numbers, state, log, flow), 0, 0);

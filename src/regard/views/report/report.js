@@ -30,7 +30,6 @@ import { rowFigures, stepFigures } from "./summary.js";
 import { leave, sentence, walk, walkTo } from "./walk.js";
 import { lightUp } from "./words.js";
 
-const DIGITS = 8;
 const MOST_COMPARED = 1 << 16; // scores, for a sentence about what an edit did
 
 // --- opening a number -----------------------------------------------------------------------
@@ -431,13 +430,13 @@ why.addEventListener("keydown", (event) => {
 
 // Another width is another picture, and where all of it is in sight another height too. A page may begin
 // unseen, as in a folded notebook.
-let room = "";
+let lastRoom = "";
 function follow() {
   const now = `${stage.clientWidth} ${sheet.dataset.kind === "wide" ? innerHeight : ""}`;
-  if (now === room) return;
-  if (room) rebuild();
-  if (room) showWhy();
-  room = now;
+  if (now === lastRoom) return;
+  if (lastRoom) rebuild();
+  if (lastRoom) showWhy();
+  lastRoom = now;
 }
 
 // --- the start ------------------------------------------------------------------------------
@@ -472,7 +471,7 @@ window.regard = {
   state,
   content,
   runs: () => runs,
-  text: (step, index) => asText(derive(runs.now, labels, step, index), DIGITS),
+  text: (step, index) => asText(derive(runs.now, labels, step, index)),
   value: (step, index) => runs.now.value(step, index),
   rebuild,
   figures: () => ({ steps: stepFigures(), rows: rowFigures() }),

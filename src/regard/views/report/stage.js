@@ -28,7 +28,7 @@ let placed = null; // what `fit` found
 let kind = ""; // wide or narrow
 /** @type {any[]} */
 let drawnGroups = [];
-let said = 0; // pixels of the sentence above a narrow picture
+let sentenceHeight = 0; // pixels of the sentence above a narrow picture
 let bottom = 0; // of the tables
 
 // --- names ----------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ export function lay() {
   doing.sentence();
   if (kind === "narrow") {
     caption.style.top = `${above}px`;
-    above += said = caption.offsetHeight + 20;
+    above += sentenceHeight = caption.offsetHeight + 20;
   }
   for (const view of groups.flat()) {
     const at = placed.places.get(view.name);
@@ -262,7 +262,7 @@ export function lay() {
 // Room for what is said of a change.
 export function settle() {
   if (kind === "wide") sheet.style.minHeight = `${bottom + caption.offsetHeight + 30}px`;
-  else if (state.walk === null && caption.offsetHeight + 20 !== said && !stage.hidden) lay();
+  else if (state.walk === null && caption.offsetHeight + 20 !== sentenceHeight && !stage.hidden) lay();
 }
 
 // A reader who asks for many decimals gets cells that are wide enough.

@@ -18,7 +18,7 @@ import { comparable, doing, extras, labels, runs, shown, state } from "./shown.j
 import { MOST, placeOf } from "./stations.js";
 import { overlay, repaint, sheet } from "./stage.js";
 import { hiddenBy } from "./visibility.js";
-import { DIGITS, equation, shortName, sidesOf, termTable } from "./operands.js";
+import { equation, shortName, sidesOf, termTable } from "./operands.js";
 import { editField, maskField } from "./change.js";
 import { expectedOf } from "./summary.js";
 
@@ -66,7 +66,7 @@ let marked = [];
 export function mark(pointed = null) {
   for (const cell of marked) cell.classList.remove("open", "first", "second", "pointed");
   marked = [];
-  const cell = pointed ?? state.cell ?? (state.touched ? null : first());
+  const cell = pointed ?? state.cell ?? (state.touched ? null : preview());
   const found = cell && runs.now.steps.has(cell.step) && derive(runs.now, labels, cell.step, cell.index);
   const own = found && placeOf(cell);
   fill(overlay);
@@ -108,7 +108,7 @@ function showFactors(found) {
 }
 
 // Before anything is chosen, the largest score shows what the picture is made of.
-function first() {
+function preview() {
   const weights = shown.get("weights");
   const view = weights && shown.get(weights.source);
   if (!view || view.big || state.backwards || state.walk !== null) return null;
@@ -174,7 +174,7 @@ export function showWhy(focus = "") {
     heading(found),
     expected(found),
     was(found),
-    body(found),
+    madeOf(found),
     maskField(found),
     editField(found),
     extras.map((one) => one.panel?.(found)),
@@ -191,7 +191,7 @@ export function showWhy(focus = "") {
 function spoken({ step, labels: names, value, operands, verdicts }) {
   const rules = verdicts.flatMap(hiddenBy).map((name) => cut(name, 80));
   const made = rules.length ? `Hidden by ${rules.join(", ")}.` : `${operands.length} operands.`;
-  return `${cut(cellName(step.symbol, names), 80)} is ${formatNumber(value, DIGITS)}. ${step.formula}. ${made}`;
+  return `${cut(cellName(step.symbol, names), 80)} is ${formatNumber(value)}. ${step.formula}. ${made}`;
 }
 
 // The way to the open cell: a button for each cell before it.
@@ -217,10 +217,10 @@ function trail() {
 
 function heading(found) {
   const { step, labels: names, value } = found;
-  const meant = meaning(found, DIGITS);
+  const meant = meaning(found);
   return [
     h("h2", { tabindex: -1 }, nameOf(step.symbol, names)),
-    h("p.value", formatNumber(value, DIGITS)),
+    h("p.value", formatNumber(value)),
     h("p.formula-line", step.name, " · ", h("span.formula", typeset(step.formula))),
     meant && h("p.meaning", `${meant[0].toUpperCase()}${meant.slice(1)}.`),
   ];
@@ -240,22 +240,22 @@ function was({ step, index, value }) {
   const before = runs.plain.value(step.name, index);
   if (Object.is(before, value)) return [];
   const apart = value - before;
-  const words = `; it ${apart > 0 ? "rose" : "fell"} by ${formatNumber(Math.abs(apart), DIGITS)}`;
+  const words = `; it ${apart > 0 ? "rose" : "fell"} by ${formatNumber(Math.abs(apart))}`;
   const change = Number.isFinite(apart) && words;
-  return h("p.was", `It was ${formatNumber(before, DIGITS)} before the changes`, change);
+  return h("p.was", `It was ${formatNumber(before)} before the changes`, change);
 }
 
-function body(found) {
+function madeOf(found) {
   const { step, terms, value, hidden } = found;
   const remark = (words) => h("p.remark", words);
   const lines = ruleLines(found).map((line) => h("li", bdi(line)));
   const rules = lines.length > 0 && h("ul.rules", lines);
-  const said = remarks(found, DIGITS).map(remark);
+  const said = remarks(found).map(remark);
   if (step.op === "given") return remark("A given number: nothing lies behind it.");
   if (step.op === "visible") return rules;
   if (step.operation.total && !hidden)
-    return terms.length ? [termTable(found), said] : remark(emptyWords(found, DIGITS));
-  if (hidden) return [remark(`hidden, so ${formatNumber(value, DIGITS)}`), rules];
+    return terms.length ? [termTable(found), said] : remark(emptyWords(found));
+  if (hidden) return [remark(`hidden, so ${formatNumber(value)}`), rules];
   return [equation(found), said];
 }
 
@@ -271,13 +271,13 @@ function asOtherText(found) {
     });
   const copies = [
     ["Python", asNumpy],
-    ["LaTeX", (one) => asLatex(one, DIGITS)],
-    ["text", (one) => asText(one, DIGITS)],
+    ["LaTeX", (one) => asLatex(one)],
+    ["text", (one) => asText(one)],
   ];
   const details = h("details", h("summary", "as text"));
   details.addEventListener("toggle", () => {
     if (details.children.length > 1) return;
-    for (const text of [asText(found, DIGITS), asNumpy(found), asLatex(found, DIGITS)])
+    for (const text of [asText(found), asNumpy(found), asLatex(found)])
       details.append(h("pre", { tabindex: 0 }, text));
   });
   return [h("div.copies", "copy as", copies.map(([words, text]) => copied(words, text))), details];
