@@ -313,7 +313,7 @@ def test_only_switches_that_change_something_are_offered() -> None:
     assert switches(example("animals-matrix")) == ("scale", *added, "axis")
     assert switches(example("causal-mask")) == ("scale", "mask", "window", *added, "axis", "swap")
     assert switches(example("linear-attention")) == ("causal", "window")
-    own = regard.explain(*[np.ones((3, 2))] * 3, causal=True, window=1, softcap=2.0, sink=0.0)
+    own = regard.explain(*[np.ones((3, 2))] * 3, causal=True, window=(1, 1), softcap=2.0, sink=0.0)
     assert not {"causal", "window", *added} & {*switches(own)}
     one = regard.explain(np.ones((2, 1)), np.ones((2, 1)), np.ones((2, 1)))
     assert "scale" not in switches(one)

@@ -80,9 +80,9 @@ function arrange(groups, u, h, beside, between = BETWEEN) {
 
 // The largest number of pixels that still fits, by halving.
 function largest(most, fits) {
-  let [low, high] = [0.05, most];
+  let [low, high] = [0.001, most];
   if (fits(high)) return high;
-  while (high - low > 0.02) {
+  while (high - low > 0.01 * high) {
     const middle = (low + high) / 2;
     if (fits(middle)) low = middle;
     else high = middle;

@@ -52,8 +52,6 @@ function open(cell, { fresh = false, focus = "", push = true } = {}) {
   if (state.trail.length > 40) state.trail.shift();
   state.touched = true;
   reveal(cell.step);
-  const at = sheet.dataset.kind === "wide" && placeOf(cell);
-  if (at && at.view.source && state.shelf !== at.view.name) shelve(at.view.name); // what it is made of is in no cross
   showWhy(focus);
   find(".mark.open")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   if (push) remember();

@@ -16,7 +16,7 @@ const STRIP = 186; // below the picture, for what opens there
 const MARGIN = 28;
 const PAPER = 680; // pixels of a sheet
 const MOST_LISTED = 6; // steps between scores and weights
-const SHORT = 12; // cells of a long axis beside few words
+const SHORT = 12; // cells of a long axis beside few words, and the part of many that a short one has
 const MOST_DOTS = 14; // keys of a mask that is drawn between scores and weights
 export const sheet = h("div.sheet-of-all");
 const caption = find("#caption");
@@ -33,11 +33,12 @@ let bottom = 0; // of the tables
 
 // --- names ----------------------------------------------------------------------------------
 
-// How many cells an axis is long: what is drawn needs no room for numbers, so its other axes are at most
-// as long as the words.
+// How many cells an axis is long. What is drawn needs no room for numbers: beside the words its other axes
+// are not longer, nor too short to be seen.
 function lengthOf(count) {
   const { L = 1, S } = layer().sizes;
-  return count > MOST ? Math.min(count, Math.max(L, S, SHORT)) : count;
+  const most = count > MOST ? Math.min(count, Math.max(L, S, SHORT)) : count;
+  return Math.max(L, S) > MOST ? Math.max(most, L / SHORT, S / SHORT) : most;
 }
 
 const isNamed = ({ axis }) =>
@@ -47,7 +48,7 @@ const isNamed = ({ axis }) =>
 function gutterOf(view, group) {
   const beside = group.some((one) => one.row === view.row && one.column === view.column - 1);
   if (beside || view.source || !isNamed(view.down)) return 0;
-  const longest = Math.max(0, ...view.down.labels.slice(0, 500).map((label) => widthOf(cut(label, 18), 12)));
+  const longest = Math.max(0, ...[...view.down.labels.slice(0, 500), view.down.labels.at(-1) ?? ""].map((label) => widthOf(cut(label, 18), 12)));
   return Math.ceil(Math.min(112, longest)) + 8;
 }
 

@@ -16,7 +16,7 @@ import {
 import { bdi, button, fill, find, h, nameOf, stage, typeset, why } from "./elements.js";
 import { comparable, doing, extras, labels, runs, shown, state } from "./shown.js";
 import { MOST, placeOf } from "./stations.js";
-import { overlay, repaint, sheet } from "./stage.js";
+import { overlay, repaint, sheet, shelf } from "./stage.js";
 import { hiddenBy } from "./visibility.js";
 import { equation, shortName, sidesOf, termTable } from "./operands.js";
 import { editField, maskField } from "./change.js";
@@ -39,6 +39,7 @@ function boxOf(view, [top, left, bottom, right]) {
   if (view.shelved) {
     const [origin, own] = [sheet, view.cells?.[0] ?? view.canvas].map((one) => one.getBoundingClientRect());
     [x, y] = [own.left - origin.left, own.top - origin.top];
+    if (x > shelf.offsetLeft + shelf.clientWidth) [x, y] = [-99, -99]; // scrolled out of sight
   }
   const size = { w: (right - left + 1) * view.u, h: (bottom - top + 1) * view.tall };
   return { x: x + left * view.u, y: y + top * view.tall, ...size };

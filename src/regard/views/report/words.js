@@ -38,8 +38,9 @@ export function wordsFit(placed, left, groups) {
 
 const widthsOf = (size) => {
   const widths = (words) => words.map((word) => widthOf(cut(word, LONGEST), size, SERIF) + 16);
+  const sum = (all) => all.reduce((a, b) => a + b, 0);
   const [above, below] = [asking() ?? [], labels("S")].map(widths);
-  return above.length > below.length ? above : below;
+  return sum(above) > sum(below) ? above : below;
 };
 
 export function drawWords(box, kind) {
