@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import astuple
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

@@ -112,7 +112,7 @@ def fullest(form: Form) -> int:
 
 @lru_cache(maxsize=32)
 def conditions(form: Form) -> tuple[tuple[Step, int, int], ...]:
-    """The steps of all variants in order: each with the bits that decide about it, and their values."""
+    """The steps of all variants in order, each with the bits that decide about it."""
     numbers: dict[Step, int] = {}
     every = {
         key: [numbers.setdefault(step, len(numbers)) for step in steps]
