@@ -14,6 +14,7 @@ const NARROW = 700; // pixels of a screen that shows one cross below the other
 const LEAST = 28; // pixels of a cell with a number
 const STRIP = 186; // below the picture, for what opens there
 const MARGIN = 28;
+const PILL = 92; // of the steps between scores and weights
 const PAPER = 680; // pixels of a sheet
 const MOST_LISTED = 6; // steps between scores and weights
 const SHORT = 12; // cells of a long axis beside few words, and the part of many that a short one has
@@ -249,8 +250,7 @@ export function lay() {
   if (kind === "wide") {
     caption.style.left = `${left}px`;
     caption.style.top = `${bottom + 22}px`;
-    const scores = shown.get("weights")?.source && shown.get(shown.get("weights").source);
-    caption.style.width = `${Math.max(340, Math.min(520, (scores?.x ?? 500) - left - 60))}px`;
+    caption.style.width = `${Math.max(240, Math.min(520, middleOfGate() - PILL / 2 - left - 14))}px`;
   }
   shelf.style.top = `${bottom + 14}px`;
   placeGate();
@@ -349,6 +349,13 @@ function dots() {
   return box;
 }
 
+// Halfway between scores and weights.
+function middleOfGate() {
+  const weights = shown.get("weights");
+  const source = shown.get(weights?.source);
+  return source ? (source.x + source.w + weights.x) / 2 : 600;
+}
+
 function placeGate() {
   const weights = shown.get("weights");
   if (!weights) return;
@@ -358,7 +365,8 @@ function placeGate() {
     gate.style.cssText = `left:${right}px;top:${weights.y}px;width:${weights.x - right}px;height:${weights.height}px`;
     gate.style.setProperty("--below", `${bottom - weights.y + 12}px`);
     if (!whatIf) return;
-    const left = Math.min(weights.x + Math.max(weights.w + 16, 120), stage.clientWidth - MARGIN - whatIf.offsetWidth);
+    const edge = stage.clientWidth - MARGIN - whatIf.offsetWidth;
+    const left = Math.max(middleOfGate() + PILL / 2 + 8, Math.min(weights.x + Math.max(weights.w + 16, 120), edge));
     const below = left < weights.x + (weights.big ? 190 : 120) ? 42 : 18; // the scale of the colours
     whatIf.style.cssText = `left:${left}px;top:${bottom + below}px`;
     shelf.style.width = `${left - 12}px`; // what is switched is seen in the steps beside it
