@@ -52,6 +52,8 @@ function open(cell, { fresh = false, focus = "", push = true } = {}) {
   if (state.trail.length > 40) state.trail.shift();
   state.touched = true;
   reveal(cell.step);
+  const view = placeOf(cell)?.view;
+  if (view?.shelved) view.section.scrollIntoView({ block: "nearest", inline: "nearest" });
   showWhy(focus);
   find(".mark.open")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   if (push) remember();

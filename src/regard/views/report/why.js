@@ -39,7 +39,6 @@ function boxOf(view, [top, left, bottom, right]) {
   if (view.shelved) {
     const [origin, own] = [sheet, view.cells?.[0] ?? view.canvas].map((one) => one.getBoundingClientRect());
     [x, y] = [own.left - origin.left, own.top - origin.top];
-    if (x > shelf.offsetLeft + shelf.clientWidth) [x, y] = [-99, -99]; // scrolled out of sight
   }
   const size = { w: (right - left + 1) * view.u, h: (bottom - top + 1) * view.tall };
   return { x: x + left * view.u, y: y + top * view.tall, ...size };
@@ -87,7 +86,9 @@ export function mark(pointed = null) {
   if (own.cell) marked.push(own.cell) && own.cell.classList.add("open");
   const here = boxOf(own.view, [own.row, own.column, own.row, own.column]);
   const quiet = !pointed && !state.cell;
+  const edge = shelf.getBoundingClientRect().right; // beyond it a step is scrolled out of sight
   for (const { view, side, span } of spans.values()) {
+    if (view.shelved && view.section.getBoundingClientRect().left > edge) continue;
     const box = boxOf(view, span);
     const across = Math.abs(box.y - here.y) < 1 && box.x < here.x;
     const down = Math.abs(box.x - here.x) < 1 && box.y < here.y;
