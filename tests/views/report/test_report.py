@@ -6,7 +6,9 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,20 @@ def test_the_policy_allows_this_style_and_this_script_and_nothing_else() -> None
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{source} 'sha256-{digest}';" in rules
     assert "unsafe" not in rules
+
+
+def test_no_two_modules_of_the_script_share_an_outermost_name() -> None:
+    declared = r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+|[\[{][^=]*[\]}])"
+    folder = files("regard") / "views" / "report"
+    sources = [one.read_text("utf-8") for one in folder.iterdir() if one.name.endswith(".js")]
+    names = [
+        name
+        for source in sources
+        for found in re.findall(declared, source, re.MULTILINE)
+        for name in re.findall(r"\w+", found)
+    ]
+    assert len(names) > 300
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 def test_numbers_are_carried_as_bytes_and_come_back_as_they_were() -> None:

@@ -12,9 +12,9 @@ const KEPT = 1 << 20; // numbers in all the steps that can be undone
 
 // --- what was learned -----------------------------------------------------------------------
 
-let losses = []; // before the begun step, and after each
+let losses = []; // before the first step, and after each
 let before = []; // what was edited before each of the last steps
-let begun = null; // and before the begun one
+let begun = null; // and before the first one
 let left = 0; // steps that are still to be made
 let said = "";
 let next = restart; // what the next numbers of the page mean for the losses

@@ -84,8 +84,13 @@ def printed(head: Head, step: str, digits: int) -> Printed:
 def turned(one: Printed) -> Printed:
     """The same table with its rows as columns."""
     cells = [[cell._replace(pad="") for cell in column] for column in zip(*one.rows, strict=True)]
-    left = {"rows_left": one.columns_left, "columns_left": one.rows_left}
-    return Printed(one.labels, one.headers, tuple(map(tuple, _aligned(cells))), **left)
+    return Printed(
+        one.labels,
+        one.headers,
+        tuple(map(tuple, _aligned(cells))),
+        rows_left=one.columns_left,
+        columns_left=one.rows_left,
+    )
 
 
 @lru_cache(maxsize=256)

@@ -50,10 +50,11 @@ function drawn(kind, { x, y, w, h: height }) {
   return box;
 }
 
-// Where a factor is on the picture; of one that is in no table there, the numbers that it is made of.
+// Where a factor is on the picture; of a step on the way to the table, the numbers that it is made of.
 function placesOf({ step, index }, user) {
   const at = placeOf({ step, index }, user);
   if (at) return [at];
+  if (state.backwards || !shown.get(user)?.inside.includes(step)) return [];
   const { operands, terms } = derive(runs.now, labels, step, index);
   const own = terms.length ? operands : operands.filter((one) => one.index.length === index.length);
   const ends = own.length > MOST ? [own[0], own.at(-1)] : own; // an outline needs no more
