@@ -123,7 +123,7 @@ function preview() {
   return best && { step: view.step.name, index: best.index };
 }
 
-// The sum is right of its number, or below it, where its factors are on the other sides; of six places
+// The sum is right of its number, or below it, where its factors are on the other sides; of seven places
 // it takes the one that covers least of these, and of what can be switched.
 function placeWhy() {
   const at = state.cell && placeOf(state.cell);
@@ -141,6 +141,7 @@ function placeWhy() {
   /** @type {[number, number][]} */
   const choices = [
     [beside, level],
+    [beside, Math.max(4, Math.min(level, here.y + here.h - height))],
     [inside(here.x), under],
     [inside(here.x - width - 10), level],
     [inside(here.x), Math.max(4, here.y - height - 8)],
