@@ -46,6 +46,20 @@ WHAT_IF = {
         "label": "causal",
         "words": "No query sees a key after its own position.",
     },
+    "window": {
+        "label": "window",
+        "words": "A query sees the keys next to it and its own, and none that is further away.",
+    },
+    "softcap": {
+        "label": "softcap",
+        "words": "Each score is bent into the range from −1 to 1; the number can be changed in the "
+        "steps to the weights.",
+    },
+    "sink": {
+        "label": "sink",
+        "words": "A score of 0 that belongs to no key takes part in softmax: what it gets of the "
+        "weight is put on nothing.",
+    },
     "axis": {
         "label": "softmax over the wrong axis",
         "words": "A mistake: softmax runs down the columns. Now the weights of each key add up to "

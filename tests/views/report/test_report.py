@@ -6,7 +6,9 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from regard.views.report import page
 from regard.views.report.json_data import page_data
 from regard.views.report.plan import make_plan, pooled
 from regard.views.report.tables import printed, rounded
-from regard.views.report.whatif import MASKED, form_of, switches, variants
+from regard.views.report.whatif import MASKED, conditions, form_of, switches, variants
 
 NOISE = 2.0**-45  # of the largest number: what adding up may leave where the sum is 0
 
@@ -106,6 +108,20 @@ def test_the_policy_allows_this_style_and_this_script_and_nothing_else() -> None
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{source} 'sha256-{digest}';" in rules
     assert "unsafe" not in rules
+
+
+def test_no_two_modules_of_the_script_share_an_outermost_name() -> None:
+    declared = r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+|[\[{][^=]*[\]}])"
+    folder = files("regard") / "views" / "report"
+    sources = [one.read_text("utf-8") for one in folder.iterdir() if one.name.endswith(".js")]
+    names = [
+        name
+        for source in sources
+        for found in re.findall(declared, source, re.MULTILINE)
+        for name in re.findall(r"\w+", found)
+    ]
+    assert len(names) > 300
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 def test_numbers_are_carried_as_bytes_and_come_back_as_they_were() -> None:
@@ -299,10 +315,22 @@ def test_without_a_switch_the_steps_are_those_of_the_explanation(name: str) -> N
     assert variants(form_of(explanation))[MASKED if "visible" in explanation.steps else 0] == own
 
 
+@pytest.mark.parametrize("name", example_names())
+def test_what_decides_about_each_step_gives_the_steps_of_every_variant(name: str) -> None:
+    form = form_of(example(name))
+    for bits, steps in variants(form).items():
+        there = [step for step, deciding, value in conditions(form) if bits & deciding == value]
+        assert tuple(there) == steps
+
+
 def test_only_switches_that_change_something_are_offered() -> None:
-    assert switches(example("animals-vector")) == ("scale",)
-    assert switches(example("animals-matrix")) == ("scale", "axis")
-    assert switches(example("causal-mask")) == ("scale", "mask", "axis", "swap")
+    added = ("softcap", "sink")
+    assert switches(example("animals-vector")) == ("scale", *added)
+    assert switches(example("animals-matrix")) == ("scale", *added, "axis")
+    assert switches(example("causal-mask")) == ("scale", "mask", "window", *added, "axis", "swap")
+    assert switches(example("linear-attention")) == ("causal", "window")
+    own = regard.explain(*[np.ones((3, 2))] * 3, causal=True, window=(1, 1), softcap=2.0, sink=0.0)
+    assert not {"causal", "window", *added} & {*switches(own)}
     one = regard.explain(np.ones((2, 1)), np.ones((2, 1)), np.ones((2, 1)))
     assert "scale" not in switches(one)
 

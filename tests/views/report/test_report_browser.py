@@ -237,6 +237,43 @@ def test_a_click_opens_a_number_and_lights_up_what_made_it(open_page: Open) -> N
     assert page.locator("#why h2").text_content() == "P[she, likes]"
 
 
+def test_a_weight_leads_to_its_score_and_to_the_scores_of_its_row(open_page: Open) -> None:
+    page = open_page(example("causal-mask"))
+    cell(page, "weights", 2, 1).hover()
+    lit = """(kind) => [...document.querySelectorAll(`[role=gridcell].${kind}`)]
+      .map((cell) => [cell.place.name, cell.place.row, cell.place.column])"""
+    assert page.evaluate(lit, "first") == [["scores", 2, 1]]
+    assert page.evaluate(lit, "second") == [["scores", 2, k] for k in range(3)]
+
+
+def test_a_long_axis_leaves_room_for_the_words(open_page: Open) -> None:
+    rng = np.random.default_rng(0)
+    square = rng.normal(size=(300, 300)) / 300
+    weights = {name: square[:, :32] for name in ("W_q", "W_k", "W_v")}
+    page = open_page(regard.explain(rng.normal(size=(40, 300)), **weights))
+    sizes = {
+        name: page.locator(f"[data-station={name}] .drawing").bounding_box()
+        for name in ("embeddings", "queries", "scores", "weights")
+    }
+    assert sizes["scores"]["width"] == pytest.approx(sizes["embeddings"]["width"], abs=2)
+    assert sizes["weights"]["width"] > sizes["queries"]["width"] > 80
+    assert all(one["height"] > 80 for one in sizes.values())
+
+
+def test_the_bands_of_words_stay_within_the_page(open_page: Open) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(20, 4)) for _ in range(3)]
+    words = [f"word{k}" for k in range(20)]
+    explanation = regard.explain(*arrays, causal=True, query_labels=words, key_labels=words)
+    page = open_page(explanation, width=800)
+    boxes = page.evaluate(
+        "[...document.querySelectorAll('.words-above path')].map((one) => one.getBBox())"
+        ".map(({ x, width }) => [x, x + width])"
+    )
+    assert min(left for left, _ in boxes) >= 0
+    assert max(right for _, right in boxes) <= 800
+
+
 def test_on_a_phone_an_opened_number_is_in_sight_above_its_explanation(open_page: Open) -> None:
     page = open_page(example("look-back"), width=390, has_touch=True)
     places = """['.mark.open', '#why'].map((one) =>
@@ -646,6 +683,11 @@ def test_switches_change_the_steps_and_say_what_they_do(open_page: Open) -> None
     found = read(page)["output"]
     ours = regard.explain(problem, causal=False).steps["output"].value.ravel()
     np.testing.assert_allclose([received(cell[1]) for cell in found], ours, rtol=CHAIN, atol=CHAIN)
+    page.get_by_label("softcap").check()
+    capped = regard.explain(problem, causal=False, softcap=1.0).steps["capped"].value.ravel()
+    shown = [received(cell[1]) for cell in read(page)["capped"]]
+    np.testing.assert_allclose(shown, capped, rtol=CHAIN, atol=CHAIN)
+    page.get_by_label("softcap").uncheck()
     page.get_by_label("softmax over the wrong axis").check()
     columns = np.array(tables(page)["weights"], dtype=object)
     sums = np.array([[float(text) for text in row] for row in columns]).sum(axis=0)

@@ -576,6 +576,20 @@ def test_a_causal_mask_is_switched_on() -> None:
 
 
 @pytest.mark.parametrize("softmax", ["shifted", "unshifted"])
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_a_window_a_softcap_and_a_sink_are_switched_on(heads: Any, softmax: Any) -> None:
+    arrays = [numbers(seed, *heads, 4, 2) for seed in range(3)]
+    options = {"target": numbers(50, *heads, 4, 2), "softmax": softmax}
+    page = carried(regard.explain(*arrays, **options))
+    added = {"window": (1, 1), "softcap": 1.0, "sink": np.zeros(heads)}
+    switched = [[name] for name in added] + [list(added)]
+    found = ask(*({"task": "cells", "switches": on, **page} for on in switched))
+    for on, cells in zip(switched, found, strict=True):
+        own = regard.explain(*arrays, **options, **{name: added[name] for name in on})
+        assert_same_numbers(cells, own)
+
+
+@pytest.mark.parametrize("softmax", ["shifted", "unshifted"])
 def test_each_switch_gives_what_python_computes_with_that_change(softmax: Any) -> None:
     x = numbers(31, 4, 3)
     query, key, value = x @ numbers(32, 3, 2), x @ numbers(33, 3, 2), x

@@ -6,18 +6,18 @@ import { Run } from "./attention.js";
 import { tablesOf } from "./visibility.js";
 
 const BY_HAND = "own"; // the part of an edit that a reader's own mask has
-const cellsOf = ({ sizes }) => (sizes.L ?? 1) * sizes.S;
+const countOf = ({ sizes }) => (sizes.L ?? 1) * sizes.S;
 
 const listOf = (text, separator) => (text ? text.split(separator) : []);
 
 // A declared step, as `_declaration` in json_data.py wrote it.
-function stepOf([name, symbol, formula, op, axes, made, running, over, of, phase, latex]) {
+function stepOf([name, symbol, formula, op, axes, made = "", running = "", over = "", of = "", phase, latex]) {
   const operands = listOf(made, " ").map((ref) => {
     const [step, index] = ref.split(":");
     return { step, index: listOf(index, ",") };
   });
-  const words = { name, symbol, formula, latex };
-  return { ...words, op, axes: listOf(axes, " "), operands, running, over, of, phase };
+  const words = { name, symbol, formula, latex: latex || symbol };
+  return { ...words, op, axes: listOf(axes, " "), operands, running, over, of, phase: phase || "forward" };
 }
 
 export class Carried {
@@ -72,7 +72,7 @@ export class Carried {
   // rules, whose part is its number, or a mask by hand. Undefined if there is none.
   editable(layer, name, part) {
     const own = /^\d+$/.test(layer) ? this.layers[layer] : null;
-    if (name === "mask" && part === BY_HAND) return own && { ones: true, count: cellsOf(own) };
+    if (name === "mask" && part === BY_HAND) return own && { ones: true, count: countOf(own) };
     if (name === "mask") return tablesOf(own?.rules)[part]?.cells;
     const parts = own && Object.hasOwn(own.given, name) ? own.given[name] : {};
     return Object.hasOwn(parts, part) ? parts[part] : undefined;
@@ -106,7 +106,7 @@ export class Carried {
       (sum, name) => sum + (this.content.bits[name] ?? 0),
       rules ? this.content.masked : 0,
     );
-    const ids = own.variants[bits];
+    const ids = own.steps.flatMap(([id, deciding, value]) => ((bits & deciding) === value ? [id] : []));
     const copies = new Map();
     const given = (name, head) => {
       const key = `${name}/${head}`;
@@ -143,10 +143,13 @@ export class Carried {
   // What hides keys beside the rules of the call: a switch, a mask by hand, −∞ in the bias.
   added(layer, batch, changed) {
     const { given, sizes } = this.layers[layer];
-    const found = changed.switches.has("causal") ? [{ kind: "causal", name: "causal" }] : [];
+    const { reach } = this.content;
+    const switched = [{ kind: "causal", name: "causal" }, { kind: "window", name: "window", left: reach, right: reach }];
+    /** @type {any[]} */
+    const found = switched.filter(({ kind }) => changed.switches.has(kind));
     const key = `${layer}|mask|${BY_HAND}`;
     if (changed.edits.has(key)) {
-      const data = this.edited({ ones: true, count: cellsOf(this.layers[layer]) }, changed.edits.get(key));
+      const data = this.edited({ ones: true, count: countOf(this.layers[layer]) }, changed.edits.get(key));
       const cells = { data, shape: [sizes.L ?? 1, sizes.S] };
       const words = { seen: "visible", unseen: "hidden by hand" };
       found.push({ kind: "cells", name: "mask by hand", key, cells, ...words });

@@ -5,17 +5,17 @@ import { formatNumber } from "./numbers.js";
 
 const [WIDTH, HEIGHT] = [340, 150];
 const [LEFT, RIGHT, TOP, BOTTOM] = [58, 10, 12, 26];
-const MOST = 400; // points
-const LEAST = 10; // steps along the axis
+const MOST_POINTS = 400; // points
+const LEAST_STEPS = 10; // steps along the axis
 
 // The losses before the first step and after each; what is not finite has no point.
 export function curveOf(losses) {
-  const steps = Math.max(LEAST, losses.length - 1);
+  const steps = Math.max(LEAST_STEPS, losses.length - 1);
   const finite = losses.filter(Number.isFinite);
   const most = Math.max(...finite, 0) || 1;
   const x = (k) => LEFT + ((WIDTH - LEFT - RIGHT) * k) / steps;
   const y = (loss) => HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (loss / most);
-  const every = Math.ceil(losses.length / MOST);
+  const every = Math.ceil(losses.length / MOST_POINTS);
   const points = losses
     .map((loss, k) => [k, loss])
     .filter(([k, loss]) => Number.isFinite(loss) && (k % every === 0 || k === losses.length - 1))

@@ -4,7 +4,7 @@
 import { formatNumber, isRounded, numpyLiteral } from "./numbers.js";
 import { hiddenBy, leaves } from "./visibility.js";
 import { isHead, position } from "./attention.js";
-import { fill } from "./operations.js";
+import { filled } from "./operations.js";
 
 // `labels(axis)` are the names along an axis; the index has the head first, if there is one.
 export function derive(run, labels, name, index) {
@@ -121,7 +121,7 @@ function body(derivation, digits) {
 }
 
 // What a gradient says about the number that it belongs to; "" of any other number.
-export function meaning({ slopeOf, hidden, value }, digits) {
+export function meaning({ slopeOf, hidden, value }, digits = 8) {
   if (!slopeOf || hidden || !Number.isFinite(value)) return "";
   const moved = `as ${cut(slopeOf, 80)} rises, the loss`;
   if (value === 0) return `${moved} stays the same`;
@@ -140,14 +140,14 @@ function wordOf(operands, digits, number = (k) => formatNumber(operands[k].value
 }
 
 function written({ operands, terms }, template, digits, ...number) {
-  return fill(template, wordOf(operands, digits, ...number), termsOf({ operands, terms }));
+  return filled(template, wordOf(operands, digits, ...number), termsOf({ operands, terms }));
 }
 
 // One term of a sum or a comparison: how it is made of its operands; "" of a single number.
 export function termText({ step, operands }, term, digits) {
   const word = wordOf(operands, digits);
   if (step.operation.term && term.operands.length)
-    return fill(step.operation.term, (kind, k) => word(kind, term.operands[k]), []);
+    return filled(step.operation.term, (kind, k) => word(kind, term.operands[k]), []);
   const factors = term.operands.map((k) => word("", k));
   return factors.length > 1 ? factors.join(" × ") : "";
 }
@@ -157,7 +157,7 @@ const termsOf = ({ operands, terms }) =>
   terms.length ? terms.map((term) => term.operands) : operands.map((_, k) => [k]);
 
 // The right side of the equation: texts, and in between the numbers of the operands.
-export function pieces(derivation, digits) {
+export function pieces(derivation, digits = 8) {
   const mark = "\u0000";
   const number = (k) => mark + k + mark;
   const { lead, numbers } = derivation.step.operation;
@@ -173,7 +173,7 @@ export function ruleLines({ verdicts }) {
 }
 
 // The words where there is nothing to add up or to compare.
-export function emptyWords({ step, value }, digits) {
+export function emptyWords({ step, value }, digits = 8) {
   const nothing = step.running === "j" ? "no visible key" : "nothing to add up";
   return `${nothing}, so ${formatNumber(value, digits)}`;
 }
@@ -237,7 +237,7 @@ const OVERFLOW_IN_SUM =
   "and −∞ meet, the order of adding decides between ∞, −∞ and NaN)";
 
 // That finite operands overflow, and that a shown number is rounded.
-export function remarks({ step, operands, terms, value, hidden }, digits) {
+export function remarks({ step, operands, terms, value, hidden }, digits = 8) {
   if (hidden || step.op === "given") return [];
   const { overflows, exact } = step.operation;
   const given = operands.map((operand) => operand.value);
@@ -255,11 +255,11 @@ export function asNumpy({ step, operands, terms, value, hidden }) {
   const { numpy, nonzero } = step.operation;
   if (hidden || !numpy || operands[nonzero]?.value === 0) return numpyLiteral(value);
   const word = (_, k) => numpyLiteral(operands[k].value);
-  return fill(numpy, word, termsOf({ operands, terms }));
+  return filled(numpy, word, termsOf({ operands, terms }));
 }
 
 // The arithmetic as one LaTeX equation.
-export function asLatex(derivation, digits) {
+export function asLatex(derivation, digits = 8) {
   const { step, labels, operands, value, hidden } = derivation;
   const sides = [`{${step.latex}}_{${labels.map(latexText).join(", ")}}`, latexNumber(value, digits)];
   if (operands.length && !hidden) sides.splice(1, 0, latexSide(derivation, digits));
@@ -275,7 +275,7 @@ function latexSide(derivation, digits) {
   };
   const { kept, rest } = shownTerms(derivation, MOST_TERMS);
   const wanted = kept.length ? kept.map((term) => term.operands) : operands.map((_, k) => [k]);
-  const side = fill(template, word, wanted);
+  const side = filled(template, word, wanted);
   if (!rest) return side;
   const size = latexNumber(total === "sum" ? Math.abs(rest.value) : rest.value, digits);
   if (total !== "sum") return `${side} \\quad ${latexText(`and ${rest.label}`)} \\; ${size}`;

@@ -103,7 +103,7 @@ export function readNudge(text) {
   return by ? { by } : { wrong: "A change of 0 moves nothing. Write it as in 0.01 or -1e-3." };
 }
 
-const DIGITS = 6;
+const LOSS_DIGITS = 6;
 const RISES = 5; // steps in a row after which a rising loss diverges
 const BEYOND = 100; // or when it is so many times the first
 
@@ -133,4 +133,4 @@ export function trouble(losses) {
 }
 
 export const counted = (steps) => `${steps} step${steps === 1 ? "" : "s"}`;
-export const shortly = (loss) => formatNumber(Number(loss.toPrecision(DIGITS)), DIGITS);
+export const shortly = (loss) => formatNumber(Number(loss.toPrecision(LOSS_DIGITS)), LOSS_DIGITS);

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import astuple
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +44,18 @@ from regard.views.report.plan import Plan, pooled
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 from regard.views.report.summary import checks, countable, scale_words
-from regard.views.report.whatif import BITS, MASKED, Form, form_of, has_gradients, variants
+from regard.views.report.whatif import (
+    ADDED,
+    BITS,
+    MASKED,
+    REACH,
+    Form,
+    conditions,
+    form_of,
+    fullest,
+    has_gradients,
+    variants,
+)
 from regard.views.step_words import SPREAD, sentences
 
 # More of a label than this is never shown.
@@ -61,7 +71,7 @@ def page_data(explanations: Mapping[str, Trace], plan: Plan, digits: int) -> Dat
         "bits": BITS,
         "masked": MASKED,
         "digits": digits,
-        "switches": story.WHAT_IF,
+        "reach": REACH,
         "readingNote": READING_NOTE,
         "spread": SPREAD,
         "title": safe_text(first.title, 200),
@@ -74,6 +84,8 @@ def page_data(explanations: Mapping[str, Trace], plan: Plan, digits: int) -> Dat
         "pictures": data.pictures.items,
     }
     used = dict.fromkeys(declared[3] for declared in data.declarations.items)
+    offered = {name for layer in data.content["layers"] for name in layer["switches"]}
+    data.content["switches"] = {name: story.WHAT_IF[name]["words"] for name in sorted(offered)}
     data.content["operations"] = {name: _words(OPERATIONS[name]) for name in used}
     return data
 
@@ -153,20 +165,9 @@ def _words(operation: Operation) -> dict[str, Any]:
     return {field: getattr(operation, field) for field in fields.split()}
 
 
-@lru_cache(maxsize=32)
-def _declarations(form: Form) -> tuple[list[tuple[str, ...]], dict[str, list[int]]]:
-    """Every declaration of a form once, and the numbers of those of each variant."""
-    pool = Pool(_declaration)
-    numbers = {
-        str(bits): [pool.number(step) for step in steps] for bits, steps in variants(form).items()
-    }
-    return pool.items, numbers
-
-
 def _picture(form: Form) -> dict[str, Any]:
     """The picture with every step that a switch or an edit may bring."""
-    every = variants(form)
-    drawn = picture(every[max(bits for bits in every if not bits & ~MASKED)])
+    drawn = picture(variants(form)[fullest(form)])
     return {
         "slices": drawn.slices,
         **{
@@ -179,8 +180,13 @@ def _picture(form: Form) -> dict[str, Any]:
 def _declaration(step: Step) -> tuple[str, ...]:
     """A step in few bytes; `stepOf` in carried.js reads it."""
     operands = " ".join(f"{ref.step}:{','.join(ref.index)}" for ref in step.operands)
-    parts = (step.name, step.symbol, step.formula, step.op, " ".join(step.axes), operands)
-    return (*parts, step.running, step.over, step.of, step.phase, step.latex_symbol)
+    parts = [step.name, step.symbol, step.formula, step.op, " ".join(step.axes), operands]
+    parts += [step.running, step.over.removeprefix("all"), step.of]
+    parts += [step.phase.removeprefix("forward")]
+    parts += [step.latex_symbol if step.latex_symbol != step.symbol else ""]
+    while not parts[-1]:
+        parts.pop()
+    return tuple(parts)
 
 
 # --- one layer -----------------------------------------------------------------------------------
@@ -191,8 +197,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
     shown = layer.explanation
     own_rules = _without_bias(source.rules)
     form = form_of(shown)
-    declared, numbers = _declarations(form)
-    places = [data.declarations.number(one) for one in declared]
+    added = ADDED.keys() & {*form.switches}
     steps = shown.source.steps.values()
     axes = {axis for step in steps for axis in step.axes} - {"H", "G"}
 
@@ -214,10 +219,16 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
         "alone": "" if "L" in source.sizes else safe_text("".join(shown.labels.get("L", ())), 200),
         "switches": list(form.switches),
         "picture": data.pictures.number(form),
-        "variants": {bits: [places[k] for k in own] for bits, own in numbers.items()},
+        "steps": [
+            [data.declarations.number(_declaration(step)), bits, value]
+            for step, bits, value in conditions(form)
+        ],
         "rules": None if own_rules is None else _rule(data, own_rules, explanation.source),
         "positions": [_positions(one) for one in _rows(source.query_positions)],
-        "given": parts(step for step in steps if step.op == "given"),
+        "given": {
+            **parts(step for step in steps if step.op == "given"),
+            **{name: _added(data, name, shown) for name in sorted(added) if layer.exact},
+        },
         "known": parts(s for s in steps if plan.small and s.op not in ("given", "visible")),
         "words": {
             f"{batch}/{head.number}": {
@@ -226,7 +237,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
             }
             for batch, head in layer.exact
         },
-        "aside": _aside(shown),
+        "aside": [*_aside(shown), *(["sink_shifted"] if "sink" in added else [])],
         **({"shared": _shared(explanation)} if has_gradients(shown) else {}),
         "countable": countable(shown),
         "scaleWords": scale_words(shown) if layer.exact else "",
@@ -285,6 +296,13 @@ def _parts(
             rows = range(source.sizes["L"]) if "L" in step.axes else range(head.shape(step.name)[0])
             parts[key] = data.array(head.rows(step.name, rows), tight=plan.tight)
     return parts
+
+
+def _added(data: Data, name: str, explanation: Trace) -> dict[str, Any]:
+    """What a switch adds, the same for every head that has its own."""
+    heads = explanation.heads if name == "sink" and explanation.heads else 0
+    number = data.array(np.array([ADDED[name]]))
+    return {f"-/{head}": number for head in (range(heads) if heads else "-")}
 
 
 def _overview(data: Data, head: Head, plan: Plan) -> dict[str, Any]:

@@ -14,7 +14,7 @@ const KEPT = 1 << 20; // numbers in all the steps that can be undone
 
 let losses = []; // before the first step, and after each
 let before = []; // what was edited before each of the last steps
-let first = null; // and before the first one
+let begun = null; // and before the first one
 let left = 0; // steps that are still to be made
 let said = "";
 let next = restart; // what the next numbers of the page mean for the losses
@@ -22,7 +22,7 @@ let next = restart; // what the next numbers of the page mean for the losses
 function restart() {
   losses = runs.now.steps.has("loss") ? [runs.now.value("loss", [])] : [];
   before = [];
-  first = new Map([...state.edits].map(([key, own]) => [key, new Map(own)]));
+  begun = new Map([...state.edits].map(([key, own]) => [key, new Map(own)]));
   left = 0;
   said = "";
 }
@@ -82,7 +82,7 @@ function undo() {
 }
 
 function startOver() {
-  show(first, restart);
+  show(begun, restart);
   landed();
 }
 

@@ -7,13 +7,12 @@ import { gradientOf } from "./attention.js";
 import { nudge, readNudge } from "./descent.js";
 import { extras, runs } from "./shown.js";
 
-const DIGITS = 8;
 // The loss is a sum of rounded numbers: what it moves by is known to about so much of it.
 const ROUNDING = 1e-14;
 
 // What a reader typed, and whether this is open.
-let written = "0.01";
-let wanted = false;
+let typed = "0.01";
+let opened = false;
 
 function panel({ step, labels, index, hidden }) {
   const name = step.of || step.name;
@@ -22,8 +21,8 @@ function panel({ step, labels, index, hidden }) {
   const found = h("div", { role: "status" });
   const wrong = h("span.wrong", { role: "alert" });
   const show = () => {
-    written = input.value;
-    const read = readNudge(written);
+    typed = input.value;
+    const read = readNudge(typed);
     wrong.textContent = read.wrong ?? "";
     input.setAttribute("aria-invalid", String(!read.by));
     fill(found, read.by ? outcome(nudge(runs.now, name, index, read.by), read.by) : []);
@@ -32,13 +31,13 @@ function panel({ step, labels, index, hidden }) {
     type: "text",
     autocomplete: "off",
     id: "nudge",
-    value: written,
+    value: typed,
     oninput: show,
   });
   show();
   const made = h(
     "details.nudge",
-    h("summary", { onclick: () => (wanted = !made.open) }, "Check this derivative"),
+    h("summary", { onclick: () => (opened = !made.open) }, "Check this derivative"),
     h(
       "form",
       { onsubmit: (event) => event.preventDefault() },
@@ -48,11 +47,11 @@ function panel({ step, labels, index, hidden }) {
     ),
     found,
   );
-  made.open = wanted;
+  made.open = opened;
   return made;
 }
 
-const signed = (value) => `${value > 0 ? "+" : ""}${formatNumber(value, DIGITS)}`;
+const signed = (value) => `${value > 0 ? "+" : ""}${formatNumber(value)}`;
 
 function outcome(found, by) {
   const { before, after, slope, moved, line, off, offAtHalf } = found;
@@ -62,8 +61,8 @@ function outcome(found, by) {
   const known = runs.now.steps.has("loss");
   const loss = known ? "loss" : "Σ gradient·result";
   const lines = [
-    [`${loss} before`, formatNumber(before, DIGITS)],
-    [`${loss} after`, formatNumber(after, DIGITS)],
+    [`${loss} before`, formatNumber(before)],
+    [`${loss} after`, formatNumber(after)],
     ["it moves by", signed(moved)],
     [`the slope says ${formatNumber(slope, 4)} × ${formatNumber(by, 4)}`, signed(line)],
     ["the slope is off by", signed(Number(off.toPrecision(3)))],

@@ -6,8 +6,7 @@ import { bdi, button, colHead, h, nameOf, rowHead, table, typeset } from "./elem
 import { doing, state } from "./shown.js";
 import { placeOf } from "./stations.js";
 
-export const DIGITS = 8;
-const MOST_TERMS = 48; // before the smaller ones are put together
+const MOST_ROWS = 48; // before the smaller ones are put together
 
 // A name with its labels cut, to go with a number.
 export const shortName = ({ symbol, labels }, length) =>
@@ -31,11 +30,11 @@ export function operandButton(operand, side, named) {
     doing.open({ step, index }, { focus: event.detail ? "heading" : "operand" });
   const point = (on) => () => placeOf(operand)?.cell?.classList.toggle("pointed", on);
   return button(
-    [named && h("small", shortName(operand, 24), " = "), formatNumber(value, DIGITS)],
+    [named && h("small", shortName(operand, 24), " = "), formatNumber(value)],
     open,
     {
       class: `operand ${side}`,
-      "aria-label": `${cellName(symbol, labels)} = ${formatNumber(value, DIGITS)}`,
+      "aria-label": `${cellName(symbol, labels)} = ${formatNumber(value)}`,
       onfocus: point(true),
       onmouseenter: point(true),
       onblur: point(false),
@@ -45,15 +44,15 @@ export function operandButton(operand, side, named) {
 }
 
 // A sign and the operand after it stay in one line.
-const after = (sign, operand) => h("span.after", sign, operand);
+const joined = (sign, operand) => h("span.after", sign, operand);
 
 export function equation(found) {
   const sides = sidesOf(found);
   const one = (k) => operandButton(found.operands[k], sides[k], true);
-  const parts = pieces(found, DIGITS); // texts, with an operand between each two
+  const parts = pieces(found); // texts, with an operand between each two
   const last = parts.length - 1;
   const made = parts.map((part, k) => {
-    if (k % 2) return k === 1 ? one(part) : after(parts[k - 1].trim(), one(part));
+    if (k % 2) return k === 1 ? one(part) : joined(parts[k - 1].trim(), one(part));
     return k === 0 || k === last ? part : "";
   });
   return h("div.sum", made);
@@ -73,10 +72,10 @@ export function termTable(found) {
     row.slice(1).map((cell) => [between ? sign(equals ? between : "") : null, cell]),
     pair && [sign(equals), last],
   ];
-  const { kept, rest } = shownTerms(found, state.all ? Infinity : MOST_TERMS);
+  const { kept, rest } = shownTerms(found, state.all ? Infinity : MOST_ROWS);
   const rows = kept.map((term) => {
     const factors = term.operands.map((k) => h("td", operandButton(operands[k], sides[k], false)));
-    const product = h("td", formatNumber(term.value, DIGITS));
+    const product = h("td", formatNumber(term.value));
     return [rowHead(bdi(cut(term.label, 40))), cells(factors, "=", product)];
   });
   const columns = symbols.length * (between ? 2 : 1) + (between ? 0 : 1) + 1;
@@ -86,11 +85,11 @@ export function termTable(found) {
       state.all = true;
       doing.show("heading");
     };
-    rows.push([wide(button(rest.label, showAll)), h("td", formatNumber(rest.value, DIGITS))]);
+    rows.push([wide(button(rest.label, showAll)), h("td", formatNumber(rest.value))]);
   }
   const whole = between ? symbols.join("·") : "term";
   const head = [h("td"), cells(symbols.map((one) => colHead(typeset(one))), "", colHead(typeset(whole)))];
-  const end = [wide(step.operation.total), h("td", formatNumber(value, DIGITS))];
+  const end = [wide(step.operation.total), h("td", formatNumber(value))];
   const kind = symbols.length > 2 ? "div.terms.many" : "div.terms";
   return h(kind, table("terms", head, rows, [end]));
 }

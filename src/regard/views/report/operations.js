@@ -134,14 +134,14 @@ function after(between, part) {
 }
 
 // A template with its places filled, as `fill` in regard/textbook/operation.py does.
-export function fill(template, word, terms) {
+export function filled(template, word, terms) {
   return template.replace(
     /⟨([^|]*)\|([^⟩]*)⟩|\$([a-z]?)(\d)/g,
     (_, each, between, kind, number) =>
       each === undefined
         ? word(kind, Number(number))
         : terms
-            .map((term) => fill(each, (kind, number) => word(kind, term[number]), terms))
+            .map((term) => filled(each, (kind, number) => word(kind, term[number]), terms))
             .map((part, k) => (k ? after(between, part) : part))
             .join(""),
   );

@@ -202,13 +202,14 @@ def _style(gradients: bool) -> str:
 
 @cache
 def _script(gradients: bool, large: bool) -> str:
-    """The modules bundled into one script, each a function that returns its exports.
+    """The modules one after the other, in one scope: what is outermost has a name of its own.
 
     Comments, indentation and spaces around operators are removed.
     """
     more = (*LARGE_SCRIPTS * large, *GRADIENT_SCRIPTS * gradients)
     names = (*SCRIPTS, *more, LAST_SCRIPT)
-    whole = "\n".join(_as_function(name, asset(f"report/{name}.js")) for name in names)
+    whole = "\n".join(asset(f"report/{name}.js") for name in names)
+    whole = re.sub(r'^import \{[^}]*\} from "\./\w+\.js";$|^export ', "", whole, flags=re.MULTILINE)
     whole = re.sub(r"/\*\*.*?\*/", "", whole, flags=re.DOTALL)
     whole = re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
     whole = "\n".join(map(_tight, whole.splitlines()))
@@ -226,14 +227,6 @@ def _tight(line: str) -> str:
     parts[::2] = (re.sub(r"\s*([=<>!&|?:,;{}()\[\]%*]+)\s*", r"\1", part) for part in parts[::2])
     parts[::2] = (re.sub(r"\bconst\b", "let", part) for part in parts[::2])
     return "".join(parts)
-
-
-def _as_function(name: str, source: str) -> str:
-    imported = r'^import (\{[^}]*\}) from "\./(\w+)\.js";$'
-    source = re.sub(imported, r"const \1 = _\2;", source, flags=re.MULTILINE)
-    given = re.findall(r"^export (?:async )?(?:function|class|const) (\w+)", source, re.MULTILINE)
-    source = re.sub(r"^export ", "", source, flags=re.MULTILINE)
-    return f"const _{name} = (() => {{\n{source}\nreturn {{ {', '.join(given)} }};\n}})();"
 
 
 def policy(style: str, script: str = "") -> str:

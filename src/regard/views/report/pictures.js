@@ -1,8 +1,8 @@
 // Matrices too large for digits, drawn one dot per number. Must not know attention or the page.
 
-const MOST_DOTS = 1024; // along one side; longer sides are pooled, the largest number in each dot
-const SLICE = 7; // milliseconds of work between two frames
-const BETWEEN = 700; // milliseconds until a picture that takes long is shown unfinished
+const LONGEST_SIDE = 1024; // along one side; longer sides are pooled, the largest number in each dot
+const SLICE = 7; // milliseconds of work between two frames, of all pictures together
+const UNFINISHED = 700; // milliseconds until a picture that takes long is shown unfinished
 
 // The colours that the style sheet says, as [r, g, b].
 function palette() {
@@ -26,9 +26,11 @@ function palette() {
 
 // How many dots a matrix has, and how many numbers go into one.
 export function dotsOf(rows, columns) {
-  const [tall, broad] = [Math.ceil(rows / MOST_DOTS), Math.ceil(columns / MOST_DOTS)];
+  const [tall, broad] = [Math.ceil(rows / LONGEST_SIDE), Math.ceil(columns / LONGEST_SIDE)];
   return { tall, broad, rows: Math.ceil(rows / tall), columns: Math.ceil(columns / broad) };
 }
+
+let working = 0; // pictures that are not finished
 
 // Draw a matrix whose row i is `row(i)` = {values, visible or null}, a few rows per frame. Answers
 // with `stop`, which gives it up.
@@ -41,25 +43,31 @@ export function drawMatrix(canvas, { rows, columns, row, log = false, flow = fal
   const numbers = new Float64Array(dots.rows * dots.columns).fill(NaN);
   const state = new Uint8Array(numbers.length).fill(1); // 1 hidden, 0 a number, 2 not finite
   let next = 0;
-  let stopped = false;
   let sized = false;
   let shownAt = performance.now();
   const work = () => {
-    if (stopped) return;
     const begin = performance.now();
-    while (next < rows && performance.now() < begin + SLICE) {
+    while (next < rows && performance.now() < begin + SLICE / working) {
       pool(numbers, state, dots, row(next), next);
       next++;
     }
-    if (next < rows) requestAnimationFrame(work);
-    if (next < rows && begin < shownAt + BETWEEN) return;
+    if (next < rows) frame = requestAnimationFrame(work);
+    else working--;
+    if (next < rows && begin < shownAt + UNFINISHED) return;
     if (!sized) [canvas.width, canvas.height] = [dots.columns, dots.rows];
     sized = true;
-    canvas.getContext("2d").putImageData(imageOf(dots, numbers, state, log, flow), 0, 0);
+    canvas.getContext("2d").putImageData(imageOf(dots, numbers, state, log, flow, next), 0, 0);
     shownAt = performance.now();
   };
+  let frame = 0;
+  working++;
   work();
-  return { stop: () => (stopped = true) };
+  const stop = () => {
+    cancelAnimationFrame(frame);
+    if (next < rows) working--;
+    next = rows;
+  };
+  return { stop };
 }
 
 function pool(numbers, state, dots, { values, visible }, row) {
@@ -79,7 +87,7 @@ function pool(numbers, state, dots, { values, visible }, row) {
 // From 0 at a thousandth of the largest number, and below it, to 1 at the largest.
 const logarithmic = (share) => Math.max(0, 1 + Math.log10(share) / 3);
 
-function imageOf(dots, numbers, state, log, flow) {
+function imageOf(dots, numbers, state, log, flow, done) {
   const colours = palette();
   let largest = 0;
   for (let k = 0; k < numbers.length; k++) {
@@ -87,6 +95,7 @@ function imageOf(dots, numbers, state, log, flow) {
   }
   const image = new ImageData(dots.columns, dots.rows);
   for (let k = 0; k < numbers.length; k++) {
+    if (k >= Math.ceil(done / dots.tall) * dots.columns) break; // not computed yet
     const share = state[k] === 0 && largest ? Math.abs(numbers[k]) / largest : 0;
     const [colour, depth] =
       state[k] === 1

@@ -30,7 +30,6 @@ import { rowFigures, stepFigures } from "./summary.js";
 import { leave, sentence, walk, walkTo } from "./walk.js";
 import { lightUp } from "./words.js";
 
-const DIGITS = 8;
 const MOST_COMPARED = 1 << 16; // scores, for a sentence about what an edit did
 
 // --- opening a number -----------------------------------------------------------------------
@@ -53,6 +52,8 @@ function open(cell, { fresh = false, focus = "", push = true } = {}) {
   if (state.trail.length > 40) state.trail.shift();
   state.touched = true;
   reveal(cell.step);
+  const view = placeOf(cell)?.view;
+  if (view?.shelved) view.section.scrollIntoView({ block: "nearest", inline: "nearest" });
   showWhy(focus);
   find(".mark.open")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   if (push) remember();
@@ -87,6 +88,7 @@ function turnBack(backwards) {
   document.body.classList.toggle("backwards", backwards);
   fillShelf();
   repaint();
+  sentence();
 }
 
 function back(focus) {
@@ -150,7 +152,7 @@ function setTools() {
 
 // What is changed, and what that did.
 function say() {
-  const lines = [...state.switches].map((name) => content.switches[name].words);
+  const lines = [...state.switches].map((name) => content.switches[name]);
   const changed = changedWords();
   if (changed) lines.push(`${changed} changed. ${effect()}`);
   else if (state.switches.size) lines.push(effect());
@@ -428,13 +430,13 @@ why.addEventListener("keydown", (event) => {
 
 // Another width is another picture, and where all of it is in sight another height too. A page may begin
 // unseen, as in a folded notebook.
-let room = "";
+let lastRoom = "";
 function follow() {
   const now = `${stage.clientWidth} ${sheet.dataset.kind === "wide" ? innerHeight : ""}`;
-  if (now === room) return;
-  if (room) rebuild();
-  if (room) showWhy();
-  room = now;
+  if (now === lastRoom) return;
+  if (lastRoom) rebuild();
+  if (lastRoom) showWhy();
+  lastRoom = now;
 }
 
 // --- the start ------------------------------------------------------------------------------
@@ -469,7 +471,7 @@ window.regard = {
   state,
   content,
   runs: () => runs,
-  text: (step, index) => asText(derive(runs.now, labels, step, index), DIGITS),
+  text: (step, index) => asText(derive(runs.now, labels, step, index)),
   value: (step, index) => runs.now.value(step, index),
   rebuild,
   figures: () => ({ steps: stepFigures(), rows: rowFigures() }),

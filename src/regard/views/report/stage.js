@@ -6,7 +6,7 @@ import { cut } from "./derivation.js";
 import { button, fill, find, h, main, stage, typeset, widthOf } from "./elements.js";
 import { fit, groupsOf } from "./picture.js";
 import { carried, content, doing, drawing, layer, picture, runs, shown, state } from "./shown.js";
-import { fillCells, gridOf, isLater, numbersOf, typeOf, unshaded, viewOf } from "./stations.js";
+import { MOST, fillCells, gridOf, isLater, numbersOf, typeOf, unshaded, viewOf } from "./stations.js";
 import { buildSummary, dropSummary, fillSummary } from "./summary.js";
 import { drawWords, hasWords, wordsFit } from "./words.js";
 
@@ -14,8 +14,10 @@ const NARROW = 700; // pixels of a screen that shows one cross below the other
 const LEAST = 28; // pixels of a cell with a number
 const STRIP = 186; // below the picture, for what opens there
 const MARGIN = 28;
+const PILL = 92; // of the steps between scores and weights
 const PAPER = 680; // pixels of a sheet
 const MOST_LISTED = 6; // steps between scores and weights
+const SHORT = 12; // cells of a long axis beside few words, and the part of many that a short one has
 const MOST_DOTS = 14; // keys of a mask that is drawn between scores and weights
 export const sheet = h("div.sheet-of-all");
 const caption = find("#caption");
@@ -27,10 +29,18 @@ let placed = null; // what `fit` found
 let kind = ""; // wide or narrow
 /** @type {any[]} */
 let drawnGroups = [];
-let said = 0; // pixels of the sentence above a narrow picture
+let sentenceHeight = 0; // pixels of the sentence above a narrow picture
 let bottom = 0; // of the tables
 
 // --- names ----------------------------------------------------------------------------------
+
+// How many cells an axis is long. What is drawn needs no room for numbers: beside the words its other axes
+// are not longer, nor too short to be seen.
+function lengthOf(count) {
+  const { L = 1, S } = layer().sizes;
+  const most = count > MOST ? Math.min(count, Math.max(L, S, SHORT)) : count;
+  return Math.max(L, S) > MOST ? Math.max(most, L / SHORT, S / SHORT) : most;
+}
 
 const isNamed = ({ axis }) =>
   axis === "L" || axis === "S" || (axis && content.labelSets[layer().labels[axis]] !== null);
@@ -39,7 +49,7 @@ const isNamed = ({ axis }) =>
 function gutterOf(view, group) {
   const beside = group.some((one) => one.row === view.row && one.column === view.column - 1);
   if (beside || view.source || !isNamed(view.down)) return 0;
-  const longest = Math.max(0, ...view.down.labels.slice(0, 500).map((label) => widthOf(cut(label, 18), 12)));
+  const longest = Math.max(0, ...[...view.down.labels.slice(0, 500), view.down.labels.at(-1) ?? ""].map((label) => widthOf(cut(label, 18), 12)));
   return Math.ceil(Math.min(112, longest)) + 8;
 }
 
@@ -59,7 +69,7 @@ function titleOf(view, room) {
   const still = copy || given; // nothing is computed here
   const words = [copy ? "again" : given ? "given" : "", turned ? "turned" : ""].filter(Boolean).join(", ");
   const backward = step.phase === "backward";
-  const formula = step.formula.length > 24 ? "" : step.formula;
+  const formula = step.formula.length > 24 ? step.symbol : step.formula;
   const [name, symbol] = [step.name, still ? step.symbol : formula];
   const lead = (number ? 22 : 0) + (view.inside.length && view.name !== "weights" ? 22 : 0);
   const width = (parts) => lead + widthOf(parts.filter(Boolean).join("  "), 13.5) + 6;
@@ -131,8 +141,9 @@ function fillNames({ names, down, right, gutter, heads, u, tall }) {
   }
 }
 
-function place(view, { x, y, w, h: height }, u, tall) {
+function place(view, { x, y, w, h: height }) {
   const { section, heads, gutter } = view;
+  const [u, tall] = [w / view.columns || 1, height / view.rows || 1];
   Object.assign(view, { x, y, w, height, u, tall, type: typeOf(u, tall) });
   const top = y - (heads ? 17 : 0);
   const styles = {
@@ -198,6 +209,7 @@ function viewsOf(which) {
     const views = group.filter(there).map((station) => ({ ...viewOf(station), station: station.step }));
     for (const view of views) {
       view.gutter = gutterOf(view, views);
+      [view.wide, view.high] = [view.columns, view.rows].map(lengthOf);
       view.heads = view.right.labels.length > 0 && (view.row === 0 || (!view.above && isNamed(view.right)));
     }
     return views;
@@ -224,11 +236,11 @@ export function lay() {
   doing.sentence();
   if (kind === "narrow") {
     caption.style.top = `${above}px`;
-    above += said = caption.offsetHeight + 20;
+    above += sentenceHeight = caption.offsetHeight + 20;
   }
   for (const view of groups.flat()) {
     const at = placed.places.get(view.name);
-    place(view, { ...at, x: at.x + left, y: at.y + above }, placed.u, placed.h);
+    place(view, { ...at, x: at.x + left, y: at.y + above });
   }
   bottom = above + (kind === "wide" ? placed.bottom : placed.height);
   sheet.style.width = `${Math.max(placed.width + 2 * left, stage.clientWidth)}px`;
@@ -238,8 +250,7 @@ export function lay() {
   if (kind === "wide") {
     caption.style.left = `${left}px`;
     caption.style.top = `${bottom + 22}px`;
-    const scores = shown.get("weights")?.source && shown.get(shown.get("weights").source);
-    caption.style.width = `${Math.max(340, Math.min(520, (scores?.x ?? 500) - left - 60))}px`;
+    caption.style.width = `${Math.max(240, Math.min(520, middleOfGate() - PILL / 2 - left - 14))}px`;
   }
   shelf.style.top = `${bottom + 14}px`;
   placeGate();
@@ -252,7 +263,7 @@ export function lay() {
 // Room for what is said of a change.
 export function settle() {
   if (kind === "wide") sheet.style.minHeight = `${bottom + caption.offsetHeight + 30}px`;
-  else if (state.walk === null && caption.offsetHeight + 20 !== said && !stage.hidden) lay();
+  else if (state.walk === null && caption.offsetHeight + 20 !== sentenceHeight && !stage.hidden) lay();
 }
 
 // A reader who asks for many decimals gets cells that are wide enough.
@@ -293,7 +304,7 @@ function chain() {
   const axes = weights ? runs.now.steps.get("weights").axes.join() : "";
   return (weights?.inside ?? []).filter((name) => {
     const step = runs.now.steps.get(name);
-    return step && step.axes.join() === axes && !step.of;
+    return step && step.op !== "given" && step.axes.join() === axes && !step.of;
   });
 }
 
@@ -338,6 +349,13 @@ function dots() {
   return box;
 }
 
+// Halfway between scores and weights.
+function middleOfGate() {
+  const weights = shown.get("weights");
+  const source = shown.get(weights?.source);
+  return source ? (source.x + source.w + weights.x) / 2 : 600;
+}
+
 function placeGate() {
   const weights = shown.get("weights");
   if (!weights) return;
@@ -347,8 +365,9 @@ function placeGate() {
     gate.style.cssText = `left:${right}px;top:${weights.y}px;width:${weights.x - right}px;height:${weights.height}px`;
     gate.style.setProperty("--below", `${bottom - weights.y + 12}px`);
     if (!whatIf) return;
-    const left = Math.min(weights.x + Math.max(weights.w + 16, 120), stage.clientWidth - MARGIN - whatIf.offsetWidth);
-    const below = left < weights.x + 120 ? 42 : 18; // the scale of the colours
+    const edge = stage.clientWidth - MARGIN - whatIf.offsetWidth;
+    const left = Math.max(middleOfGate() + PILL / 2 + 8, Math.min(weights.x + Math.max(weights.w + 16, 120), edge));
+    const below = left < weights.x + (weights.big ? 190 : 120) ? 42 : 18; // the scale of the colours
     whatIf.style.cssText = `left:${left}px;top:${bottom + below}px`;
     shelf.style.width = `${left - 12}px`; // what is switched is seen in the steps beside it
   } else {
@@ -362,7 +381,7 @@ function placeGate() {
 
 // What the colours of the weights mean: they are of the largest, which is said.
 function rampOf(weights) {
-  if (unshaded(weights)) return [];
+  if (unshaded(weights) || state.backwards) return [];
   const ramp = (from, to) => h("span.ramp", { title: "The colours of the weights" }, from, h("i"), to);
   if (weights.big) return ramp("a thousandth", "the largest");
   const { largest, least } = numbersOf(weights);
@@ -409,7 +428,7 @@ export function fillShelf() {
   for (const own of views) {
     const most = own.big ? Math.min(320 / own.columns, 8) : SHELF;
     const [u, high] = [own.big ? most : SHELF, own.big ? Math.min(240 / own.rows, 8) : tall];
-    place(own, { x: 0, y: 0, w: own.columns * u, h: own.rows * high }, u, high);
+    place(own, { x: 0, y: 0, w: own.columns * u, h: own.rows * high });
     own.title.title = `${own.step.name}: ${own.step.formula}`;
     fill(own.title, titleOf(own, Math.max(own.w, 72 - own.gutter)));
     if (own.big) {

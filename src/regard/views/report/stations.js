@@ -7,8 +7,7 @@ import { hiddenBy } from "./visibility.js";
 import { bdi, h, widthOf } from "./elements.js";
 import { comparable, content, labels, layer, ownHead, picture, runs, shown, state } from "./shown.js";
 
-const MOST = 32; // rows or columns of a table of elements; larger ones are drawn
-const DIGITS = 8; // of what a number was
+export const MOST = 32; // rows or columns of a table of elements; larger ones are drawn
 const FAINT = 0.08; // the colour of the least weight
 
 // Which numbers a station shows now, and how: rows and columns are those on the screen.
@@ -115,13 +114,13 @@ export function numbersOf(view) {
 // The largest type of cells of so many pixels in which −0.00 has room, and for how many digits there is
 // room then; null: for no number.
 export function typeOf(u, tall) {
-  const size = Math.max(9, Math.min(13, Math.floor(tall * 0.62), (10 * (u - 4)) / widthOf("−0.00", 10)));
+  const size = Math.max(9, Math.min(15, Math.floor(tall * 0.62), (10 * (u - 4)) / widthOf("−0.00", 10)));
   const [digit, minus] = ["0", "−"].map((text) => widthOf(text, size));
   const room = (u - 3) / digit;
   return room < 3 || tall < 13 ? null : { size, room, minus: minus / digit };
 }
 
-const lengthOf = (text, minus) =>
+const roomOf = (text, minus) =>
   text.length - (text.match(/[.,]/g)?.length ?? 0) / 2 + (text.includes("−") ? minus - 1 : 0);
 
 // A number with as many decimals as there is room for, at most those that a reader asked for.
@@ -130,7 +129,7 @@ export function figure(value, { room, minus }, signed) {
   const most = Math.floor(room - 1.5 - (signed ? minus : 0));
   for (let digits = Math.min(state.digits, Math.max(most, 0)); digits >= 0; digits--) {
     const text = inDigits(value, digits).replace("e+", "e");
-    if (lengthOf(text, minus) <= room) return text;
+    if (roomOf(text, minus) <= room) return text;
   }
   return value.toExponential(0).replace("-", "−").replace("e+", "e");
 }
@@ -151,7 +150,7 @@ function cellsOf(view) {
     const before = compared ? runs.plain.row(step.name, own ?? 0, row) : null;
     return Array.from(values, (value, column) => {
       const changed = before !== null && !Object.is(before[column + offset], value);
-      const was = changed ? `was ${formatNumber(before[column + offset], DIGITS)}` : "";
+      const was = changed ? `was ${formatNumber(before[column + offset])}` : "";
       const hidden = visible?.[column] === 0;
       const cell = hidden ? hiddenCell(row, column) : numberCell(view, value, colours, signed);
       return { ...cell, changed, hint: cell.hint && was ? `${cell.hint}; ${was}` : cell.hint || was };
@@ -178,11 +177,11 @@ function numberCell({ step, type }, value, { largest, least }, signed) {
 }
 
 // Most numbers are the same after an edit: how they are written is kept.
-const written = new Map();
+const kept = new Map();
 function remembered(value, type, signed) {
   const kind = type.room + (signed ? 0.001 : 0) + state.digits * 1000;
-  if (!written.has(kind)) written.set(kind, new Map());
-  const own = written.get(kind);
+  if (!kept.has(kind)) kept.set(kind, new Map());
+  const own = kept.get(kind);
   if (own.size > 20_000) own.clear();
   const key = Object.is(value, -0) ? "-0" : value;
   if (!own.has(key)) own.set(key, figure(value, type, signed));

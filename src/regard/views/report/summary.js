@@ -106,12 +106,12 @@ export function expectedOf({ step, index }) {
     if (!cell) continue;
     const right = meets(one, runs.now.value(step, index), cell.wanted);
     const verdict = state.edits.size ? "" : right ? "right" : "wrong";
-    return { wanted: exactly(cell.wanted), verdict };
+    return { wanted: exactText(cell.wanted), verdict };
   }
   return undefined;
 }
 
-function exactly(value) {
+function exactText(value) {
   if (!Number.isFinite(value)) return formatNumber(value);
   return numpyLiteral(value).replace(/^-/, "−").replace(/\.0$/, "");
 }
@@ -123,20 +123,20 @@ function judged(one) {
   if (found === null) return [[null, `${one.step} is not part of what is shown`]];
   if (!found.length) return [[true, one.right]];
   const lines = found.slice(0, MOST_MISSED).map(({ index, expected, got }) => {
-    const name = index ? nameOf(one.step, index) : `variance of ${one.step}`;
-    const words = `${name}: ${exactly(expected)} is expected, ${exactly(got)} comes out`;
+    const name = index ? labelOf(one.step, index) : `variance of ${one.step}`;
+    const words = `${name}: ${exactText(expected)} is expected, ${exactText(got)} comes out`;
     return [false, words, index && { step: one.step, index }];
   });
   const more = found.length - MOST_MISSED;
   return more > 0 ? [...lines, [false, `${one.step}: ${more} more differ`]] : lines;
 }
 
-function nameOf(name, index) {
+function labelOf(name, index) {
   const { step, labels: names } = derive(checked(), labels, name, index);
   return cut(cellName(step.symbol, names), 80);
 }
 
-function said(all) {
+function summed(all) {
   const count = (verdict) => all.filter((lines) => lines[0][0] === verdict).length;
   const wrong = count(false);
   if (wrong) return `${wrong} of ${all.length} ${wrong === 1 ? "differs" : "differ"}`;
@@ -153,7 +153,7 @@ function checks() {
     return h(`li.${name}`, h("b", name), " ", h("span", bdi(words), link));
   });
   const of = state.edits.size ? " of the numbers given" : "";
-  return { words: `What should come out${of}: ${said(all)}`, list: h("ul", items) };
+  return { words: `What should come out${of}: ${summed(all)}`, list: h("ul", items) };
 }
 
 // --- on the page ----------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def summary(head: Head, digits: int) -> Summary | None:
     labels = weights.row_labels[:shown]
     return Summary(
         figures(OF_STEPS, tuple(found.steps), steps, digits),
-        figures(OF_ROWS, labels, rows[:shown].tolist(), digits, notes=best),
+        figures(OF_ROWS, labels, rows[:shown].tolist(), digits, best, "its key"),
         len(keys) - shown,
         scale_words(explanation),
     )

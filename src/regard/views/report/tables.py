@@ -45,6 +45,7 @@ class Printed:
     labels: tuple[str, ...]
     rows: tuple[tuple[PrintedCell, ...], ...]
     notes: tuple[str, ...] = ()
+    notes_header: str = ""
     rows_left: int = 0
     columns_left: int = 0
 
@@ -75,16 +76,21 @@ def printed(head: Head, step: str, digits: int) -> Printed:
         _labels(table.row_labels),
         tuple(map(tuple, _aligned(cells))),
         _labels(table.row_notes),
-        rows - shown[0],
-        columns - shown[1],
+        rows_left=rows - shown[0],
+        columns_left=columns - shown[1],
     )
 
 
 def turned(one: Printed) -> Printed:
     """The same table with its rows as columns."""
     cells = [[cell._replace(pad="") for cell in column] for column in zip(*one.rows, strict=True)]
-    left = one.columns_left, one.rows_left
-    return Printed(one.labels, one.headers, tuple(map(tuple, _aligned(cells))), (), *left)
+    return Printed(
+        one.labels,
+        one.headers,
+        tuple(map(tuple, _aligned(cells))),
+        rows_left=one.columns_left,
+        columns_left=one.rows_left,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -98,10 +104,11 @@ def figures(
     rows: Sequence[Sequence[float]],
     digits: int,
     notes: tuple[str, ...] = (),
+    notes_header: str = "",
 ) -> Printed:
     """A plain table of numbers, without shades."""
     cells = tuple(map(tuple, shaded(rows, 0, digits)))
-    return Printed(headers, _labels(labels), cells, _labels(notes))
+    return Printed(headers, _labels(labels), cells, _labels(notes), notes_header)
 
 
 def _cell(
@@ -146,28 +153,17 @@ def rounded(value: float, digits: int) -> str:
 
 def _aligned(rows: list[list[PrintedCell]]) -> list[list[PrintedCell]]:
     """The same cells with what has to follow each number so that a column's points align."""
-    if len(rows) < 2:
-        return rows
-    columns = []
-    for column in zip(*rows, strict=True):
-        fractions = [None if _is_word(cell) else _fraction(cell) for cell in column]
-        width = max(len(one or "") for one in fractions)
-        full = "." + "0" * (width - 1) if width else ""
-        columns.append(
-            [
-                cell if one is None or len(one) == width else cell._replace(pad=full[len(one) :])
-                for cell, one in zip(column, fractions, strict=True)
-            ]
-        )
+    columns = [_padded(column) for column in zip(*rows, strict=True)]
     return list(map(list, zip(*columns, strict=True))) if columns else rows
 
 
-def _is_word(cell: PrintedCell) -> bool:
-    """Words, and numbers such as 1e-13, are not aligned."""
-    return cell.style in ("hidden", "odd") or "e" in cell.text
-
-
-def _fraction(cell: PrintedCell) -> str:
-    """The decimal point and what follows it."""
-    _, point, digits = cell.text.partition(".")
-    return point + digits
+def _padded(column: Sequence[PrintedCell]) -> list[PrintedCell]:
+    """Cells of a column; words, and numbers such as 1e-13, are not aligned."""
+    words = [cell.style in ("hidden", "odd") or "e" in cell.text for cell in column]
+    sizes = [len("".join(cell.text.partition(".")[1:])) for cell in column]  # from the point on
+    most = max((size for size, word in zip(sizes, words, strict=True) if not word), default=0)
+    full = "." + "0" * (most - 1)
+    return [
+        cell if word or size == most else cell._replace(pad=full[size:])
+        for cell, size, word in zip(column, sizes, words, strict=True)
+    ]

@@ -4,10 +4,20 @@ import { button, fill, find, h, stage, typeset } from "./elements.js";
 import { content, doing, layer, runs, shown, state } from "./shown.js";
 import { repaint } from "./stage.js";
 
-const RULE = [
-  h("b", "A number’s row is left of it, its column above it:"),
-  " multiplied pair by pair and added up, they make it. Point at a number to see them, click it for its sum.",
-];
+const POINT = " Point at a number to see what makes it, click it for its sum.";
+
+// What there is to know before the first step.
+function rule() {
+  if (state.backwards)
+    return [h("b", "Each number has its gradient in its place:"), " how much the loss rises as the number rises by 1. Purple: it rises, green: it falls.", POINT];
+  const made = runs.now.steps.has("row_sums") ? "is its score’s share of the row." : "is made of the score in its place.";
+  return [
+    h("b", "A number’s row is left of it, its column above it:"),
+    " multiplied pair by pair and added up, they make it. ",
+    shown.get("weights")?.source ? [h("b", "A weight"), ` ${made}`] : "",
+    POINT,
+  ];
+}
 
 // The places of the steps that a reader goes through: of a picture backwards, its gradients.
 function stops() {
@@ -61,7 +71,7 @@ export function sentence() {
   const step = state.walk === null ? null : [...runs.now.steps.values()][state.walk];
   const words = step
     ? [h("b", step.name), " ", h("span.formula", typeset(step.formula)), ". ", wordsOf(step.name)]
-    : RULE;
+    : rule();
   fill(find(".say"), words);
   stage.classList.toggle("walking", step !== null);
   const dot = (k, n) =>

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
-from itertools import compress, product
+from graphlib import TopologicalSorter
+from itertools import compress, pairwise, product
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from regard.errors import OptionError
-from regard.masks import Causal
+from regard.masks import Causal, Window
 from regard.rules.visibility import Combined, Mask
 from regard.textbook.loss import continued
 from regard.textbook.steps import Ref, Step, textbook
@@ -22,9 +23,14 @@ from regard.textbook.steps import Ref, Step, textbook
 if TYPE_CHECKING:
     from regard.explanation.trace import Trace
 
-# The bits of a variant's number: one for each switch, and one for whether a rule hides keys.
-BITS = {"scale": 1, "mask": 2, "axis": 4, "swap": 8}
+# The bits of a variant's number: one for each switch that changes steps, and one for whether a rule
+# hides keys, which is all that a mask is to the steps.
+BITS = {"scale": 1, "mask": 0, "softcap": 2, "axis": 4, "swap": 8, "sink": 32}
 MASKED = 16
+# What a switch adds is a given number like any other: its first value, which a reader may change.
+ADDED = {"softcap": 1.0, "sink": 0.0}
+# And of a window, how far it reaches to either side.
+REACH = 1
 
 # One number for each row: along the wrong axis it is one for each key.
 _ROW_STEPS = ("row_maximum", "sink_shifted", "sink_exponential", "row_sums", "log_sums", "lse")
@@ -38,16 +44,19 @@ def switches(explanation: Trace) -> tuple[str, ...]:
     possible = {
         "scale": score == "dot" and float(explanation.steps["scale"].value) != 1,
         "mask": "visible" in steps,
-        "causal": square and not _is_causal(explanation.source.rules),
+        "causal": square and not _has(explanation.source.rules, Causal),
+        "window": square and sizes["L"] > REACH + 1 and not _has(explanation.source.rules, Window),
+        "softcap": "softcap" not in steps and normalize != "proportional",
+        "sink": "sink" not in steps and normalize == "softmax",
         "axis": rows and normalize == "softmax",
         "swap": square and score == "dot",
     }
     return tuple(name for name, there in possible.items() if there)
 
 
-def _is_causal(rule: Mask | None) -> bool:
+def _has(rule: Mask | None, kind: type[Mask]) -> bool:
     parts = rule.parts if isinstance(rule, Combined) else ()
-    return isinstance(rule, Causal) or any(map(_is_causal, parts))
+    return isinstance(rule, kind) or any(_has(part, kind) for part in parts)
 
 
 class Form(NamedTuple):
@@ -87,14 +96,44 @@ def form_of(explanation: Trace) -> Form:
 @lru_cache(maxsize=32)
 def variants(form: Form) -> dict[int, tuple[Step, ...]]:
     """The declared steps for every combination of switches, by the sum of their bits."""
-    names = [name for name in form.switches if name in BITS]
+    names = [name for name in form.switches if BITS.get(name)]
     subsets = [set(compress(names, on)) for on in product((False, True), repeat=len(names))]
     return {
         sum(BITS[name] for name in on) + MASKED * hides: _declared(form, on, hides)
         for on in subsets
         for hides in (False, True)  # whether a rule hides keys, now or after a change
-        if not (hides and "mask" in on)
     }
+
+
+def fullest(form: Form) -> int:
+    """The number of the variant with every step that a switch or an edit may add."""
+    return MASKED + sum(BITS[name] for name in ADDED if name in form.switches)
+
+
+@lru_cache(maxsize=32)
+def conditions(form: Form) -> tuple[tuple[Step, int, int], ...]:
+    """The steps of all variants in order, each with the bits that decide about it."""
+    numbers: dict[Step, int] = {}
+    every = {
+        key: [numbers.setdefault(step, len(numbers)) for step in steps]
+        for key, steps in variants(form).items()
+    }
+    sorter: TopologicalSorter[int] = TopologicalSorter()
+    for own in every.values():
+        for before, after in pairwise(own):
+            sorter.add(after, before)
+    bits = [bit for bit in (*BITS.values(), MASKED) if any(bit & key for key in every)]
+    named, members = list(numbers), {key: {*own} for key, own in every.items()}
+    found = []
+    for number in sorter.static_order():
+        here = {key for key, own in members.items() if number in own}
+        decides = sum(
+            bit for bit in bits if any((key ^ bit in here) != (key in here) for key in every)
+        )
+        found += [
+            (named[number], decides, value) for value in sorted({key & decides for key in here})
+        ]
+    return tuple(found)
 
 
 def declare(
@@ -125,7 +164,7 @@ def given_steps(explanation: Trace) -> set[str]:
 
 
 def _declared(form: Form, on: Collection[str], hides: bool) -> tuple[Step, ...]:
-    declared = declare(form, form.given, hides, "scale" not in on)
+    declared = declare(form, {*form.given, *(ADDED.keys() & on)}, hides, "scale" not in on)
     if "swap" in on:
         declared = tuple(_swapped(step) for step in declared)
     if "axis" in on:

@@ -15,10 +15,10 @@ import {
 } from "./derivation.js";
 import { bdi, button, fill, find, h, nameOf, stage, typeset, why } from "./elements.js";
 import { comparable, doing, extras, labels, runs, shown, state } from "./shown.js";
-import { placeOf } from "./stations.js";
-import { overlay, repaint, sheet } from "./stage.js";
+import { MOST, placeOf } from "./stations.js";
+import { overlay, repaint, sheet, shelf } from "./stage.js";
 import { hiddenBy } from "./visibility.js";
-import { DIGITS, equation, shortName, sidesOf, termTable } from "./operands.js";
+import { equation, shortName, sidesOf, termTable } from "./operands.js";
 import { editField, maskField } from "./change.js";
 import { expectedOf } from "./summary.js";
 
@@ -50,13 +50,24 @@ function drawn(kind, { x, y, w, h: height }) {
   return box;
 }
 
+// Where a factor is on the picture; of a step on the way to the table, the numbers that it is made of.
+function placesOf({ step, index }, user) {
+  const at = placeOf({ step, index }, user);
+  if (at) return [at];
+  if (state.backwards || !shown.get(user)?.inside.includes(step)) return [];
+  const { operands, terms } = derive(runs.now, labels, step, index);
+  const own = terms.length ? operands : operands.filter((one) => one.index.length === index.length);
+  const ends = own.length > MOST ? [own[0], own.at(-1)] : own; // an outline needs no more
+  return ends.flatMap((one) => placesOf(one, user));
+}
+
 // Outline a number, the row and the column that made it, and the way from these to it.
 let marked = [];
 /** @param {Cell | null} [pointed] */
 export function mark(pointed = null) {
   for (const cell of marked) cell.classList.remove("open", "first", "second", "pointed");
   marked = [];
-  const cell = pointed ?? state.cell ?? (state.touched ? null : first());
+  const cell = pointed ?? state.cell ?? (state.touched ? null : preview());
   const found = cell && runs.now.steps.has(cell.step) && derive(runs.now, labels, cell.step, cell.index);
   const own = found && placeOf(cell);
   fill(overlay);
@@ -65,19 +76,20 @@ export function mark(pointed = null) {
   const user = stationOf(found.step.of || found.step.name);
   const spans = new Map();
   for (const [k, operand] of found.operands.entries()) {
-    const at = placeOf(operand, user);
-    if (!at) continue;
-    const key = `${at.view.name} ${sides[k]}`;
-    const [top, left, bottom, right] = spans.get(key)?.span ?? [Infinity, Infinity, 0, 0];
-    const { row, column } = at;
-    const span = [Math.min(top, row), Math.min(left, column), Math.max(bottom, row), Math.max(right, column)];
-    spans.set(key, { view: at.view, side: sides[k], span });
-    if (at.cell) marked.push(at.cell) && at.cell.classList.add(sides[k]);
+    for (const { view, row, column, cell } of placesOf(operand, user)) {
+      const key = `${view.name} ${sides[k]}`;
+      const [top, left, bottom, right] = spans.get(key)?.span ?? [Infinity, Infinity, 0, 0];
+      const span = [Math.min(top, row), Math.min(left, column), Math.max(bottom, row), Math.max(right, column)];
+      spans.set(key, { view, side: sides[k], span });
+      if (cell) marked.push(cell) && cell.classList.add(sides[k]);
+    }
   }
   if (own.cell) marked.push(own.cell) && own.cell.classList.add("open");
   const here = boxOf(own.view, [own.row, own.column, own.row, own.column]);
   const quiet = !pointed && !state.cell;
+  const edge = shelf.getBoundingClientRect().right; // beyond it a step is scrolled out of sight
   for (const { view, side, span } of spans.values()) {
+    if (view.shelved && view.section.getBoundingClientRect().left > edge) continue;
     const box = boxOf(view, span);
     const across = Math.abs(box.y - here.y) < 1 && box.x < here.x;
     const down = Math.abs(box.x - here.x) < 1 && box.y < here.y;
@@ -99,10 +111,10 @@ function showFactors(found) {
 }
 
 // Before anything is chosen, the largest score shows what the picture is made of.
-function first() {
+function preview() {
   const weights = shown.get("weights");
   const view = weights && shown.get(weights.source);
-  if (!view || view.big || state.walk !== null) return null;
+  if (!view || view.big || state.backwards || state.walk !== null) return null;
   /** @type {any} */
   let best = null;
   for (let row = 0; row < view.rows; row++)
@@ -111,7 +123,7 @@ function first() {
   return best && { step: view.step.name, index: best.index };
 }
 
-// The sum is right of its number, or below it, where its factors are on the other sides; of six places
+// The sum is right of its number, or below it, where its factors are on the other sides; of seven places
 // it takes the one that covers least of these, and of what can be switched.
 function placeWhy() {
   const at = state.cell && placeOf(state.cell);
@@ -129,6 +141,7 @@ function placeWhy() {
   /** @type {[number, number][]} */
   const choices = [
     [beside, level],
+    [beside, Math.max(4, Math.min(level, here.y + here.h - height))],
     [inside(here.x), under],
     [inside(here.x - width - 10), level],
     [inside(here.x), Math.max(4, here.y - height - 8)],
@@ -165,7 +178,7 @@ export function showWhy(focus = "") {
     heading(found),
     expected(found),
     was(found),
-    body(found),
+    madeOf(found),
     maskField(found),
     editField(found),
     extras.map((one) => one.panel?.(found)),
@@ -182,7 +195,7 @@ export function showWhy(focus = "") {
 function spoken({ step, labels: names, value, operands, verdicts }) {
   const rules = verdicts.flatMap(hiddenBy).map((name) => cut(name, 80));
   const made = rules.length ? `Hidden by ${rules.join(", ")}.` : `${operands.length} operands.`;
-  return `${cut(cellName(step.symbol, names), 80)} is ${formatNumber(value, DIGITS)}. ${step.formula}. ${made}`;
+  return `${cut(cellName(step.symbol, names), 80)} is ${formatNumber(value)}. ${step.formula}. ${made}`;
 }
 
 // The way to the open cell: a button for each cell before it.
@@ -208,10 +221,10 @@ function trail() {
 
 function heading(found) {
   const { step, labels: names, value } = found;
-  const meant = meaning(found, DIGITS);
+  const meant = meaning(found);
   return [
     h("h2", { tabindex: -1 }, nameOf(step.symbol, names)),
-    h("p.value", formatNumber(value, DIGITS)),
+    h("p.value", formatNumber(value)),
     h("p.formula-line", step.name, " · ", h("span.formula", typeset(step.formula))),
     meant && h("p.meaning", `${meant[0].toUpperCase()}${meant.slice(1)}.`),
   ];
@@ -231,22 +244,22 @@ function was({ step, index, value }) {
   const before = runs.plain.value(step.name, index);
   if (Object.is(before, value)) return [];
   const apart = value - before;
-  const words = `; it ${apart > 0 ? "rose" : "fell"} by ${formatNumber(Math.abs(apart), DIGITS)}`;
+  const words = `; it ${apart > 0 ? "rose" : "fell"} by ${formatNumber(Math.abs(apart))}`;
   const change = Number.isFinite(apart) && words;
-  return h("p.was", `It was ${formatNumber(before, DIGITS)} before the changes`, change);
+  return h("p.was", `It was ${formatNumber(before)} before the changes`, change);
 }
 
-function body(found) {
+function madeOf(found) {
   const { step, terms, value, hidden } = found;
   const remark = (words) => h("p.remark", words);
   const lines = ruleLines(found).map((line) => h("li", bdi(line)));
   const rules = lines.length > 0 && h("ul.rules", lines);
-  const said = remarks(found, DIGITS).map(remark);
+  const said = remarks(found).map(remark);
   if (step.op === "given") return remark("A given number: nothing lies behind it.");
   if (step.op === "visible") return rules;
   if (step.operation.total && !hidden)
-    return terms.length ? [termTable(found), said] : remark(emptyWords(found, DIGITS));
-  if (hidden) return [remark(`hidden, so ${formatNumber(value, DIGITS)}`), rules];
+    return terms.length ? [termTable(found), said] : remark(emptyWords(found));
+  if (hidden) return [remark(`hidden, so ${formatNumber(value)}`), rules];
   return [equation(found), said];
 }
 
@@ -262,13 +275,13 @@ function asOtherText(found) {
     });
   const copies = [
     ["Python", asNumpy],
-    ["LaTeX", (one) => asLatex(one, DIGITS)],
-    ["text", (one) => asText(one, DIGITS)],
+    ["LaTeX", (one) => asLatex(one)],
+    ["text", (one) => asText(one)],
   ];
   const details = h("details", h("summary", "as text"));
   details.addEventListener("toggle", () => {
     if (details.children.length > 1) return;
-    for (const text of [asText(found, DIGITS), asNumpy(found), asLatex(found, DIGITS)])
+    for (const text of [asText(found), asNumpy(found), asLatex(found)])
       details.append(h("pre", { tabindex: 0 }, text));
   });
   return [h("div.copies", "copy as", copies.map(([words, text]) => copied(words, text))), details];

@@ -5,52 +5,54 @@ import { bdi, fill, h, svg, widthOf } from "./elements.js";
 import { content, labels, layer, runs, shown, state } from "./shown.js";
 
 const SERIF = "Georgia, serif";
-const TOP = 36; // of the bands, in pixels
-let bottom = 142;
-const MOST = 64; // words
+const CEILING = 36; // of the bands, in pixels
+let floor = 142;
+const MOST_WORDS = 64; // words
 const LONGEST = 14; // characters
+const CROWDED = 0.75; // of the room that words have at best
 
 // Where the words have room: { left, width, below }, or null if they need a band of their own.
-let room = null;
+let beside = null;
 
 const named = (axis) => content.labelSets[layer().labels[axis]] ?? null;
 const asking = () => ("L" in layer().sizes ? named("L") && labels("L") : layer().alone ? [layer().alone] : null);
 
-export const hasWords = () => named("S") && Math.max(layer().sizes.L ?? 1, layer().sizes.S) <= MOST;
+export const hasWords = () => named("S") && Math.max(layer().sizes.L ?? 1, layer().sizes.S) <= MOST_WORDS;
 
 // Whether the words fit above the tables on the left, where the picture is low.
 export function wordsFit(placed, left, groups) {
-  room = null;
-  bottom = 142;
+  beside = null;
+  floor = 142;
   if (!hasWords()) return true;
   const views = groups.flat().map((one) => placed.places.get(one.name));
-  const high = views.filter((one) => one.y < bottom + 66);
+  const high = views.filter((one) => one.y < floor + 66);
   const edge = Math.min(...high.map((one) => one.x), placed.width);
-  const need = wanted(19).reduce((sum, width) => sum + width, 0);
-  if (edge - 24 < need + 90) {
-    bottom = 96;
+  const need = widthsOf(19).reduce((sum, width) => sum + width, 0);
+  if (edge - 24 < CROWDED * need + 110) {
+    floor = 96;
     return false;
   }
-  room = { left, width: Math.min(edge - 90, need * 1.4) };
+  beside = { left, width: Math.min(edge - 24 - 110, need * 1.4) };
   return true;
 }
 
-const wanted = (size) => {
+const widthsOf = (size) => {
   const widths = (words) => words.map((word) => widthOf(cut(word, LONGEST), size, SERIF) + 16);
+  const sum = (all) => all.reduce((a, b) => a + b, 0);
   const [above, below] = [asking() ?? [], labels("S")].map(widths);
-  return above.length > below.length ? above : below;
+  return sum(above) > sum(below) ? above : below;
 };
 
 export function drawWords(box, kind) {
   fill(box);
   const [above, below] = [asking(), named("S") && labels("S")];
   if (!hasWords() || !shown.has("weights") || state.zoom > 1) return;
-  const left = room?.left ?? (kind === "wide" ? 28 : 14);
-  const need = wanted(19).reduce((sum, one) => sum + one, 0);
-  const most = Math.min(box.parentNode.clientWidth - 2 * left - 60, 900);
-  const width = room?.width ?? Math.min(most, 1.8 * need);
+  const left = beside?.left ?? (kind === "wide" ? 28 : 14);
+  const need = widthsOf(19).reduce((sum, one) => sum + one, 0);
+  const most = Math.min(box.parentNode.clientWidth - 2 * left - 90, 900);
+  const width = beside?.width ?? Math.min(most, 1.8 * need);
   const size = Math.max(9, Math.min(19, (19 * width) / need));
-  const [from, to] = [spread(above ?? [""], left, width, size), spread(below, left, width, size)];
+  const [from, to] = [middles(above ?? [""], left, width, size), middles(below, left, width, size)];
   const line = (words, places, y, role) =>
     words.map((word, k) => {
       const one = h("span.word", { title: word }, bdi(cut(word, LONGEST)));
@@ -68,15 +70,15 @@ export function drawWords(box, kind) {
   const drawn = state.walk === null || shown.get("weights").section.classList.contains("later") === false;
   box.append(
     ...(above ? kept(line(above, from, 8, "q")) : []),
-    ...kept(line(below, to, bottom + 4, "k")),
-    role("looks", 13),
-    role("is looked at", bottom + 9),
+    ...kept(line(below, to, floor + 4, "k")),
+    role("who looks", 13),
+    role("who is looked at", floor + 9),
     drawn ? bandsOf(from, to, left + width) : "",
   );
 }
 
 // The middle of each word; a longer one has more room.
-function spread(words, left, width, size) {
+function middles(words, left, width, size) {
   const widths = words.map((word) => widthOf(cut(word, LONGEST), size, SERIF) + 16);
   const sum = widths.reduce((a, b) => a + b, 0);
   const scale = width / sum;
@@ -92,14 +94,18 @@ function bandsOf(from, to, width) {
   const step = runs.now.steps.get("weights");
   const weights = from.map((_, i) => runs.now.row("weights", step.axes.includes("H") ? state.head : 0, i));
   const apart = [from, to].flatMap((places) => places.slice(1).map((x, k) => x - places[k]));
-  const unit = Math.min(38, 0.75 * Math.min(...apart, width));
-  const shares = weights.map((row) => {
+  const parts = weights.map((row) => {
     const sum = row.reduce((total, one) => total + Math.abs(one), 0);
-    return Array.from(row, (one) => (sum > 0 && Number.isFinite(sum) ? (Math.abs(one) / sum) * unit : 0));
+    return Array.from(row, (one) => (sum > 0 && Number.isFinite(sum) ? Math.abs(one) / sum : 0));
   });
-  const arriving = to.map((_, j) => shares.reduce((sum, row) => sum + row[j], 0));
+  const sums = to.map((_, j) => parts.reduce((sum, row) => sum + row[j], 0));
+  // What arrives at the first and the last word stays within the picture.
+  const edges = to.map((x, j) => (2 * Math.min(x - 4, width + 30 - x)) / (sums[j] || 1));
+  const unit = Math.min(38, 0.75 * Math.min(...apart, width), ...edges);
+  const shares = parts.map((row) => row.map((part) => part * unit));
+  const arriving = sums.map((sum) => sum * unit);
   const next = to.map((x, j) => x - arriving[j] / 2);
-  const middle = (TOP + bottom) / 2;
+  const middle = (CEILING + floor) / 2;
   const paths = shares.flatMap((row, i) => {
     let x = from[i] - row.reduce((a, b) => a + b, 0) / 2;
     return row.map((wide, j) => {
@@ -108,13 +114,13 @@ function bandsOf(from, to, width) {
       next[j] += wide;
       if (wide < 0.15) return null;
       const edge = (u, v, up, down) => `${u.toFixed(1)} ${up}C${u.toFixed(1)} ${middle} ${v.toFixed(1)} ${middle} ${v.toFixed(1)} ${down}`;
-      const d = `M${edge(a, b, TOP, bottom)}L${edge(b + wide, a + wide, bottom, TOP)}Z`;
+      const d = `M${edge(a, b, CEILING, floor)}L${edge(b + wide, a + wide, floor, CEILING)}Z`;
       const path = svg("path", { d });
       path.pair = [i, j];
       return path;
     });
   });
-  const drawn = svg("svg", { "aria-hidden": "true", width: width + 40, height: bottom + 4 }, ...paths.filter(Boolean));
+  const drawn = svg("svg", { "aria-hidden": "true", width: width + 40, height: floor + 4 }, ...paths.filter(Boolean));
   light(drawn);
   return drawn;
 }
