@@ -157,8 +157,11 @@ def check_targets(
 ) -> None:
     """Refuse to write a file twice, over an existing file, or over an input.
 
-    `targets` are options without their dashes; `inputs` are files, or the number of an open one.
+    A page replaces one that regard wrote. `targets` are options without their dashes; `inputs` are
+    files, or the number of an open one.
     """
+    from regard.views.report import is_page
+
     places: dict[str, str] = {}
     for option, path in targets.items():
         if path is None:
@@ -177,7 +180,7 @@ def check_targets(
             raise ProblemError(
                 f"{path}: --{option} would replace the input {name}; give another name"
             )
-        if not force and os.path.lexists(path):
+        if not force and os.path.lexists(path) and not (option == "html" and is_page(path)):
             raise ProblemError(f"{path}: already exists; pass --force to replace it")
 
 

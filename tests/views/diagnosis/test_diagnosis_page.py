@@ -245,16 +245,17 @@ def test_the_name_of_an_error_is_text_as_well() -> None:
 # --- files, notebooks, the command ---------------------------------------------------------------
 
 
-def test_a_file_that_is_there_is_replaced_only_by_force(
+def test_a_page_of_regard_is_replaced_and_another_file_only_by_force(
     tmp_path: Path, found: dict[str, Diagnosis]
 ) -> None:
     path = tmp_path / "page.html"
-    found["right"].to_html(path)
-    before = path.read_text("utf-8")
-    assert before == view.html(found["right"])
+    for verdict in ("fragile", "right"):
+        found[verdict].to_html(path)
+        assert path.read_text("utf-8") == view.html(found[verdict])
+    path.write_text("mine")
     with pytest.raises(ProblemError, match=r"page\.html: already exists"):
         found["fragile"].to_html(path)
-    assert path.read_text("utf-8") == before
+    assert path.read_text("utf-8") == "mine"
     found["fragile"].to_html(path, force=True)
     assert path.read_text("utf-8") == view.html(found["fragile"])
     with pytest.raises(ProblemError, match="there is no folder"):

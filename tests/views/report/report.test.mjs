@@ -31,7 +31,7 @@ test("half floats and bits come back", () => {
 
 test("an exact half is rounded to even", () => {
   assert.equal(formatNumber(1 / 512, 8), "0.00195312");
-  assert.equal(rounded(0.30004505, 4), "0.3000");
+  assert.equal(formatNumber(0.30004505, 4), "0.3000");
 });
 
 test("rules combine, and the ones that hide are named", () => {

@@ -146,15 +146,18 @@ def test_the_data_of_a_page_hold_no_character_that_markup_begins_with() -> None:
     assert json.loads(content)["labelSets"][-1] == ["<a> & \\u2028"]
 
 
-def test_a_file_that_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
+def test_a_page_of_regard_is_replaced_and_another_file_only_by_force(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     example().to_html(path)
     before = path.read_bytes()
+    example("causal-mask").to_html(path)
+    assert path.read_bytes() != before
+    path.write_bytes(b" " * 1000 + before)  # of another author, who quotes a page
     with pytest.raises(ProblemError, match=r"page\.html: already exists"):
         example("causal-mask").to_html(path)
+    assert path.read_bytes() == b" " * 1000 + before
+    example().to_html(path, force=True)
     assert path.read_bytes() == before
-    example("causal-mask").to_html(path, force=True)
-    assert path.read_bytes() != before
     with pytest.raises(ProblemError, match="there is no folder"):
         example().to_html(tmp_path / "none" / "page.html")
 
