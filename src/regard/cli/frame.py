@@ -209,7 +209,9 @@ def saved(path: str, show: bool) -> None:
 
 
 @contextmanager
-def progress_bar(after: float = 0.0) -> Iterator[Callable[[Progress], None] | None]:
+def progress_bar(
+    after: float = 0.0, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[Progress], None] | None]:
     """Shows blocks, bytes a second and the time left, from some seconds on; on a terminal only."""
     if not sys.stderr.isatty():
         yield None
@@ -217,7 +219,7 @@ def progress_bar(after: float = 0.0) -> Iterator[Callable[[Progress], None] | No
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    begin = time.monotonic()
+    begin = clock()
     columns = (
         TextColumn("{task.completed}/{task.total} blocks"),
         BarColumn(),
@@ -225,11 +227,12 @@ def progress_bar(after: float = 0.0) -> Iterator[Callable[[Progress], None] | No
         TimeRemainingColumn(),
     )
     # Blocks may take minutes: time left is judged by all of them, not by the last half a minute.
-    bar = Bar(*columns, console=console(stderr=True), transient=True, speed_estimate_period=1e6)
+    options = {"transient": True, "speed_estimate_period": 1e6, "get_time": clock}
+    bar = Bar(*columns, console=console(stderr=True), **options)
     task = bar.add_task("attention", total=None, speed=0.0)
 
     def watch(at: Progress) -> None:
-        seconds = time.monotonic() - begin
+        seconds = clock() - begin
         bar.update(task, completed=at.blocks, total=at.of, speed=at.bytes / 1e9 / seconds)
         if seconds >= after:
             bar.start()  # once; after that it does nothing
