@@ -3,7 +3,7 @@
 Owns the exception classes and `safe_text`, through which every label, file name or quoted user
 text passes before a person sees it. Must not know anything else of regard.
 
-A check raises the short cause (both numbers, both argument names, how to mend it); the function
+A check raises the short cause (both numbers, both argument names, how to fix it); the function
 that the user called adds the shapes of the call once (`naming_shapes`).
 """
 

@@ -394,7 +394,7 @@ class Explanation(Trace):
 
 
 class Diagnosis(Outcome):
-    """Whether an attention is right, and where it departs: the verdict, and what it rests on.
+    """The verdict on an attention function, and the line where it departs from the textbook.
 
     `verdict` is right; fragile (right on ordinary inputs, not on all); wrong (with the `line` and
     the step where it departs, and `mistakes` where it has a name); unknown; or not_callable (with

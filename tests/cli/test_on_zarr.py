@@ -120,7 +120,7 @@ def test_a_run_that_was_stopped_says_what_it_keeps(monkeypatch):
         (["--chunks", "1", "100", "0"], "chunks is 0"),
         (["--max-memory", "1kB"], "memory is 1000"),
         (["--mask", "q.zarr"], "mask must be boolean"),
-        (["--bias", "m.npy"], "m.npy: is no Zarr array"),
+        (["--bias", "m.npy"], "m.npy: is not a Zarr array"),
         (["-o", "q.zarr", "--force"], "would replace the input q.zarr"),
         (["-o", "o.npy", "--workers", "2"], "--workers goes with -o OUT.zarr only"),
         (["-o", "o.npy", "--chunks", "1", "2", "3"], "--chunks goes with -o OUT.zarr only"),

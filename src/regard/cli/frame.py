@@ -227,8 +227,13 @@ def progress_bar(
         TimeRemainingColumn(),
     )
     # Blocks may take minutes: time left is judged by all of them, not by the last half a minute.
-    options = {"transient": True, "speed_estimate_period": 1e6, "get_time": clock}
-    bar = Bar(*columns, console=console(stderr=True), **options)
+    bar = Bar(
+        *columns,
+        console=console(stderr=True),
+        transient=True,
+        speed_estimate_period=1e6,
+        get_time=clock,
+    )
     task = bar.add_task("attention", total=None, speed=0.0)
 
     def watch(at: Progress) -> None:

@@ -220,7 +220,7 @@ def _as_jax(name: str, given: Any) -> Any:
         return jnp.asarray(given)
     except (TypeError, ValueError) as error:
         reason = safe_text(str(error).partition("\n")[0], 120)
-        raise DtypeError(f"{name} is no array that JAX takes: {reason}") from None
+        raise DtypeError(f"{name} is not an array that JAX accepts: {reason}") from None
 
 
 def _number(scale: Any) -> float | None:
