@@ -21,10 +21,10 @@ from regard import Diagnosis
 from regard.cli import app
 from regard.diagnosis.result import Example, Finding, Named, Shown
 from regard.errors import ProblemError
+from regard.explanation.notation import format_number
 from regard.views import diagnosis as view
 from regard.views.diagnosis.story import tell
 from regard.views.diagnosis.terminal import print_diagnosis
-from regard.views.report.tables import rounded
 from verdicts import FUNCTIONS, LETTERS, diagnosed, filled
 
 SOURCE = """
@@ -157,7 +157,7 @@ def test_each_line_opens_the_numbers_of_its_steps_and_the_wrong_one_is_open(
                         style, shown = rows[i][j]
                         sign, _, digits = shown.rpartition(" ")
                         apart = label == "wrong" and not np.isclose(number, step.right[i][j])
-                        assert digits == rounded(number, 4)
+                        assert digits == format_number(number, 4)
                         assert (sign == "≠") == ("differs" in style) == apart
 
 

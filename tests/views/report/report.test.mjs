@@ -6,7 +6,7 @@ import { test } from "node:test";
 
 const folder = process.env.REGARD_SCRIPTS ?? new URL("../../../src/regard/views/report", import.meta.url);
 const take = (name) => import(`${folder}/${name}.js`);
-const { floatsOf, formatNumber, rounded } = await take("numbers");
+const { floatsOf, formatNumber } = await take("numbers");
 const { Run, indexMap } = await take("attention");
 const { cellName, cut } = await take("derivation");
 const { hiddenBy, judge, leaves, turnsOf } = await take("visibility");
