@@ -21,7 +21,7 @@ import pytest
 
 import regard
 from regard.compute import option_types as options
-from regard.compute.request import LOSS
+from regard.compute.loss import LOSS
 from regard.explanation.build import OPTIONS, PARTS
 from regard.models.multi_head import CALL_OPTIONS
 from regard.problems.fields import Fields, PartsOptions
