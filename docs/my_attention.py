@@ -13,7 +13,7 @@ def attention(q, k, v, mask=None):
     return exponentials / exponentials.sum(axis=-1, keepdims=True) @ v
 
 
-def mended(q, k, v, mask=None):
+def fixed(q, k, v, mask=None):
     """The same with the width read from the last axis."""
     scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
     if mask is not None:

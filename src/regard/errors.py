@@ -3,12 +3,13 @@
 Owns the exception classes and `safe_text`, through which every label, file name or quoted user
 text passes before a person sees it. Must not know anything else of regard.
 
-A check raises the short cause (both numbers, both argument names, how to mend it); the function
+A check raises the short cause (both numbers, both argument names, how to fix it); the function
 that the user called adds the shapes of the call once (`naming_shapes`).
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -36,7 +37,8 @@ class RegardError(Exception):
     """The base of the errors that regard raises.
 
     The message is the text of all `args`: strings, and a `Setting` for each argument that the
-    message proposes, so that a command line or a file can spell it in its own way.
+    message proposes, so that a command line or a file can spell it in its own way. A number of
+    very many digits is cut.
     """
 
     def __str__(self) -> str:
@@ -49,7 +51,10 @@ class RegardError(Exception):
 
     def spelled(self, form: Callable[[Setting], str]) -> str:
         """The message with every setting written by `form`."""
-        return "".join(form(x) if isinstance(x, Setting) else str(x) for x in self.args)
+        text = "".join(form(x) if isinstance(x, Setting) else str(x) for x in self.args)
+        return re.sub(
+            r"\d{41,}", lambda number: f"{number[0][:20]}… ({len(number[0])} digits)", text
+        )
 
 
 class ShapeError(RegardError, ValueError):

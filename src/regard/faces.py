@@ -217,8 +217,8 @@ class Explanation(Trace):
         Parameters
         ----------
         path : path, optional
-            Where the file goes; `force` replaces one that is there. Without it, the page is
-            returned.
+            Where the file goes; a page that regard wrote there is replaced, any other file only
+            with `force`. Without a path, the page is returned.
         budget : int or str
             The most bytes that it may have, such as 5_000_000 or "5MB". What does not fit is
             pooled, and the page says what.
@@ -228,7 +228,7 @@ class Explanation(Trace):
         Raises
         ------
         ProblemError
-            If the file is there already, or cannot be written.
+            If another file is there, or the page cannot be written.
         OptionError, DtypeError
             If the budget is too small, or an argument is of the wrong kind.
 
@@ -394,7 +394,7 @@ class Explanation(Trace):
 
 
 class Diagnosis(Outcome):
-    """Whether an attention is right, and where it departs: the verdict, and what it rests on.
+    """The verdict on an attention function, and the line where it departs from the textbook.
 
     `verdict` is right; fragile (right on ordinary inputs, not on all); wrong (with the `line` and
     the step where it departs, and `mistakes` where it has a name); unknown; or not_callable (with
@@ -416,12 +416,12 @@ class Diagnosis(Outcome):
     ) -> str | None:
         """All of it as one HTML page: written to a file, or returned if no path is given.
 
-        `force` replaces a file that is there.
+        A page that regard wrote there is replaced, any other file only with `force`.
 
         Raises
         ------
         ProblemError
-            If the file is there already, or cannot be written.
+            If another file is there, or the page cannot be written.
 
         Examples
         --------

@@ -111,7 +111,7 @@ class Sparsemax(Normalizer):
 
 @answering
 class Proportional(Normalizer):
-    """Each score's share of the sum of its row; for `regard.scores.Features`, which has no minus.
+    """Each score's share of the sum of its row; for the scores of `Features`, never negative.
 
     Examples
     --------

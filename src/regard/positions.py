@@ -419,7 +419,7 @@ class Sinusoidal(Absolute):
     """Waves of the position are added to embeddings: sin(i·f) to even features, cos(i·f) to odd.
 
     Features 2p and 2p + 1 of embeddings that are M wide have f = base^(−2p / M); `base` is a float.
-    Taken where `Learned` is.
+    Accepted wherever `Learned` is.
 
     References
     ----------

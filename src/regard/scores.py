@@ -79,7 +79,7 @@ class Additive(Score):
     W_q, W_k : array_like, (D, U)
         From the features of a query, and of a key, to the hidden ones.
     v : array_like, (U,)
-        What each hidden feature counts.
+        The weight of each hidden feature.
 
     Notes
     -----

@@ -205,7 +205,7 @@ def machine(page: Layout) -> Iterator[None]:
         said.append("Other programs were running, so these times mean little.")
     page.say(" ".join(said))
     page.gap()
-    page.say("More sizes and other libraries, in about a minute:")
+    page.say("More sizes and other libraries, in a minute or two:")
     page.line("  regard bench", STRONG)
     yield
 

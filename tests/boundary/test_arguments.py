@@ -189,3 +189,21 @@ def test_an_xarray_dataset_is_answered_with_one_of_its_arrays():
     data = xr.Dataset({"q": (("l", "d"), X)})
     message = refusal(lambda: regard.attention(X, data, X))
     assert message.endswith("not an xarray Dataset; pass one of its arrays, key['q']")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, n: regard.attention(x, x, x, threads=-n),
+        lambda x, n: regard.attention(x, x, x, window=n),
+        lambda x, n: regard.softmax(x, axis=n),
+        lambda x, n: regard.MultiHeadAttention(x, x, x, heads=n),
+        lambda x, n: regard.positions.Rotary(width=n + 1),
+        lambda x, n: regard.explain(x, x, x).statistics(head=n),
+    ],
+)
+def test_a_number_of_very_many_digits_is_cut_in_a_message(call):
+    with pytest.raises(regard.errors.RegardError) as caught:
+        call(np.eye(2), 10**600)
+    assert "10000000000000000000… (601 digits)" in str(caught.value)
+    assert len(str(caught.value)) < 240

@@ -63,6 +63,11 @@ def refusal(call) -> str:
         ({"dim": -1}, "dim: for regard.softmax pass axis=-1"),
         ({"capacity": 3}, "capacity: it is an argument of regard.KVCache"),
         ({"head": 1}, "head: leave it out: every head is computed; why and the views take head"),
+        ({"position_ids": X}, "Rotary(query_positions=position_ids, key_positions=position_ids)"),
+        ({"segment_ids": X}, "segment_ids: pass mask=regard.masks.Segments(segment_ids)"),
+        ({"query_seq_offsets": 3}, "query_seq_offsets: pass offset=3, the position"),
+        ({"rotary_cos": X, "rotary_sin": X}, "rotary_cos and rotary_sin: pass positions=regard"),
+        ({"attention_axes": 1}, "attention_axes: leave it out: rows are the last axis but one"),
         ({"casual": True}, "casual: did you mean causal=True?"),
         ({"Mask": FLAGS}, "Mask: did you mean mask=?"),
         ({"dropout_pp": 0.1}, "what others call dropout_p, leave it out: there is no dropout"),
@@ -306,7 +311,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text("utf-8"
 def test_the_page_has_each_library_s_names_in_the_words_of_the_messages(library):
     rows = []
     for name, texts in ELSEWHERE[library].items():
-        here = "; elsewhere ".join([texts] if isinstance(texts, str) else texts)
+        first, *others = [texts] if isinstance(texts, str) else texts
+        # One that lacks the offset alone is not repeated.
+        others = [one for one in others if not first.startswith(f"{one}, with `offset=")]
+        here = "; elsewhere ".join([first, *others])
         rows.append(f"| `{name}` | {here.replace('{pair}', name).replace('{}', name)} |")
     section = PAGE.partition(f"\n## {library}\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `.*\|$", section, re.MULTILINE) == rows

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from commands import CliRunner
 from fresh_process import COMMAND, many
 from regard.boundary.parse import parse_size
 from regard.cli import app
+from regard.cli.explain import GROUPS, explain
 from regard.cli.on_disk import PIECE_CELLS, Job
-from regard.problems.files import example_names, example_text
+from regard.problems.files import example_names, example_text, load_problem
 
 FINE, DIFFERS, BAD, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 PATIENCE = 60  # seconds that a process may take to do what it must do at once
@@ -139,16 +141,29 @@ def test_help_is_ascii_and_shows_examples(command: str) -> None:
         assert len(re.findall(rf"^    regard {command} ", text, re.M)) >= 2
 
 
-def test_the_examples_in_the_help_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["explain", "examples", "mistakes"])
+def test_the_examples_in_the_help_run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webbrowser.open", lambda address: True)
-    for line in re.findall(r"^    regard (explain .*)$", succeed("explain", "--help"), re.M):
+    lines = re.findall(rf"^    regard ({command}\b[^>\n]*)", succeed(command, "--help"), re.M)
+    assert len(lines) >= 2
+    for line in lines:
         assert call(*shlex.split(line)).exit_code == FINE
 
 
-def test_the_examples_are_listed_with_one_line_each() -> None:
+def test_the_options_of_explain_are_in_groups() -> None:
+    names = [name for group in GROUPS.values() for name in group]
+    np.testing.assert_equal(sorted([*names, "source"]), sorted(signature(explain).parameters))
+    text = succeed("explain", "--help")
+    assert all(f"\n{heading}:\n" in text for heading in GROUPS)
+
+
+def test_the_examples_are_listed_with_one_line_each_smallest_first() -> None:
     lines = succeed("examples").split("\n\n")[0].split("\n")
     names = [line.split()[0] for line in lines]
-    np.testing.assert_equal(tuple(names), example_names())
+    np.testing.assert_equal(tuple(sorted(names)), example_names())
+    explained = [regard.explain(load_problem(name)) for name in names]
+    sizes = [sum(step.value.size for step in one.steps.values()) for one in explained]
+    np.testing.assert_equal(sizes, sorted(sizes))
     for name, line in zip(names, lines, strict=True):
         assert example_text(name).startswith(f"# {line.removeprefix(name).strip()}\n")
         assert len(line) <= 80
@@ -1327,7 +1342,10 @@ def test_a_dash_or_nothing_is_no_file_to_write(option: str) -> None:
     assert not Path("-").exists()
 
 
-def test_html_replaces_a_file_only_by_force() -> None:
+def test_html_replaces_a_page_of_its_own_and_another_file_only_by_force() -> None:
+    for words in ([], [], ["--save", "mine.toml"]):
+        call("explain", "she-likes-coffee", "--html", "page.html", *words)
+        assert "She likes coffee" in Path("page.html").read_text("utf-8")
     Path("page.html").write_text("mine")
     assert refuse("explain", "causal-mask", "--html", "page.html") == (
         "page.html: already exists; pass --force to replace it"

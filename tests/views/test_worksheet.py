@@ -101,6 +101,8 @@ def test_what_makes_no_worksheet_is_refused(
 def test_a_file_is_replaced_only_if_asked_for(tmp_path: Path):
     explanation = regard.explain([[1.0]], [[2.0]], [[3.0]])
     explanation.to_worksheet(tmp_path / "sheet.html")
+    explanation.to_worksheet(tmp_path / "sheet.html")
+    (tmp_path / "sheet.html").write_text("mine")
     with pytest.raises(ProblemError, match="already exists"):
         explanation.to_worksheet(tmp_path / "sheet.html")
     explanation.to_worksheet(tmp_path / "sheet.html", force=True, digits=2)

@@ -127,8 +127,8 @@ def diagnose(
     """Find out whether an attention function is right, and where it departs from the textbook.
 
     The function is called on a few dozen small problems, and what comes back is compared with the
-    textbook. Then the values of its own lines are: each line is told which step it makes, and
-    the first that is wrong. Nothing is read of what code says, only what it computes.
+    textbook. Then the values of its lines are: this shows which step each line computes, and the
+    first line that is wrong. Names, comments and docstrings are not read.
 
     Parameters
     ----------
@@ -138,10 +138,10 @@ def diagnose(
         How it is called: ``lambda f, t: f(t.query, t.key, t.value, pad=~t.key_mask)``. `t` has the
         fields of one problem, such as query, key, value (B, H, L, D), mask (True = attend), causal,
         embeddings, W_q; the result is (B, H, L, E) or (B, L, M), or a dict of gradients by fields.
-        What it reads is asked. If None, a table of usual names and layouts is tried; where that
-        tells no call, the verdict is not_callable, with an adapter to edit.
+        Problems vary in the fields that it reads. If None, usual names and layouts are tried; if
+        none of them works, the verdict is not_callable, with an adapter to edit.
     mask : {"attend", "hide", "add"}, optional
-        What True in a mask argument means, or that the mask is added. An adapter says it itself.
+        What True in a mask argument means, or that the mask is added; an adapter inverts it itself.
     causal : bool or {"start", "end"}, optional
         Whether later keys are meant to be hidden; or which tokens are aligned, where there are
         fewer queries than keys.
@@ -150,11 +150,11 @@ def diagnose(
     scale : float or "none", optional
         What multiplies the scores; "none" is 1. If None, 1/√D.
     heads : int, optional
-        How many heads it has, where it does not say.
+        How many heads it has, if its arguments do not say that.
     score : "dot" or an object of `regard.scores`, or a `regard.textbook.Mechanism`
-        What it is meant to compute its scores with.
+        The score that it is meant to compute.
     normalize : "softmax" or an object of `regard.normalizers`
-        How it is meant to make weights of scores.
+        The normalization that it is meant to compute.
     library : {"numpy", "torch", "jax"}, optional
         Whose arrays it takes. If None, the library that its code uses.
 
@@ -167,7 +167,7 @@ def diagnose(
     Raises
     ------
     OptionError
-        If an option makes no sense, or says nothing beside an adapter.
+        If an option makes no sense, or has no effect beside an adapter.
 
     Notes
     -----

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from regard.bench import compare
 from regard.bench.cases import Case, grid
-from regard.bench.libraries import REGARD, Library, peers
+from regard.bench.libraries import REGARD, peers
 from regard.bench.machine import description
 from regard.bench.measure import Report, as_data, measure_cases
 from regard.bench.timing import Budget
@@ -62,7 +62,8 @@ def bench(
         compare.check_comparable(earlier, description(count), cases)
 
     budget = BUDGETS[grid_name]
-    _announce(cases, libraries, budget)
+    names = [REGARD.name, *(one.name for one in libraries if one.missing() is None)]
+    _say(f"{len(cases)} cases with {', '.join(names)}")
 
     def measure(watch: Callable[[Case], None]) -> Report:
         return measure_cases(cases, libraries, count, grid=grid_name, budget=budget, watch=watch)
@@ -115,13 +116,6 @@ def _check_files(files: Mapping[str, str | None]) -> None:
         raise OptionError(f"--plot is {plot}; it must end in .png, .svg or .pdf")
     if find_spec("matplotlib") is None:
         raise OptionError('--plot needs matplotlib; pip install "regard[plot]"')
-
-
-def _announce(cases: Sequence[Case], libraries: Sequence[Library], budget: Budget) -> None:
-    """Say what is measured and about how long that takes; loading and checking come on top."""
-    names = [REGARD.name, *(one.name for one in libraries if one.missing() is None)]
-    words = f"{len(cases)} cases with {', '.join(names)}"
-    _say(f"{words}: about {_spoken(len(cases) * len(names) * budget.seconds)}")
 
 
 def _spoken(seconds: float) -> str:

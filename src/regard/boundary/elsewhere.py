@@ -197,12 +197,20 @@ ELSEWHERE: dict[str, dict[str, str | tuple[str, ...]]] = {
     },
 }
 
-# Names that no library has and people try.
+# Names that people try, and those of other libraries that are in no table.
 TRIED: dict[str, str | tuple[str, ...]] = {
     "q": "`query={}`",
     "k": "`key={}`",
     "v": "`value={}`",
     "padding_mask": "`mask={}[:, None, None, :]` if True = attend",
+    "attention_axes": "leave it out: rows are the last axis but one; move others there with"
+    " `np.moveaxis`",
+    "position_ids": "`positions=regard.positions.Rotary(query_positions={}, key_positions={})` if"
+    " the model turns queries and keys; positions that count up from a number are `offset=`",
+    "query_seq_offsets": "`offset={}`, the position of the first query of each batch element",
+    "rotary_cos": "`positions=regard.positions.Rotary(…)`, which makes cosines and sines itself",
+    "rotary_sin": "`positions=regard.positions.Rotary(…)`, which makes cosines and sines itself",
+    "segment_ids": "`mask=regard.masks.Segments({})`",
     "return_attention": "`return_weights={}`",
     "temperature": "`scale=1 / ({} * D**0.5)`",
     "max_length": "`capacity={}`",

@@ -94,6 +94,17 @@ def map_file(path: str, start: int, end: int, limit: int) -> memoryview:
         return memoryview(mapped)[before:]
 
 
+def begins_with(path: str, mark: bytes) -> bool:
+    """Whether a regular file, not a link to one, has these bytes among its first kilobyte."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return False
+        with io.BufferedReader(_opened(path)) as file:
+            return mark in file.read(1024)
+    except OSError:
+        return False
+
+
 @contextmanager
 def write_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
     """A temporary file beside `path`, renamed to `path` in one step when it is written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -115,7 +116,7 @@ def attention(
     for name, path in targets.items():
         shape, dtype = results[name]
         typer.echo(f"{safe_text(path)}: {name} {shape} {dtype}")
-    if seconds >= BAR_AFTER_SECONDS:
+    if seconds >= BAR_AFTER_SECONDS and sys.stderr.isatty():
         typer.echo(f"computed in {seconds:.1f} s", err=True)
 
 

@@ -24,7 +24,7 @@ def bench(
     ),
     grid: str = option(
         "quick|full|gradients|spread",
-        "quick: about a minute; full: half an hour; gradients: forward, backward, both; spread: "
+        "quick: a minute or two; full: half an hour; gradients: forward, backward, both; spread: "
         "larger numbers, masks and odd keys, beside the plain call.",
         default="quick",
     ),

@@ -49,7 +49,7 @@ def diagnose(
     as_json: bool = flag("--json", "Print JSON and nothing else."),
     html: str | None = option("OUT.html", "Write the diagnosis as one HTML file."),
     show: bool = flag("--open", "Open that file in the browser."),
-    force: bool = flag("--force", "Let --html overwrite a file."),
+    force: bool = flag("--force", "Let --html replace a file that is no page of regard."),
 ) -> None:
     """Find where an attention function is wrong: exit code 0 right, 1 wrong, 2 not callable."""
     from regard.diagnosis.choice import choose

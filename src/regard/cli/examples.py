@@ -30,13 +30,19 @@ def examples(
         show_default=False,
     ),
 ) -> None:
-    """List the examples with one line for each, or print the file of one."""
-    from regard.problems.files import example_names, example_text
+    """List the examples with one line for each, smallest first, or print the file of one."""
+    from regard import api
+    from regard.problems.files import example_names, example_text, load_problem
 
     if name is not None:
         typer.echo(example_text(name), nl=False)
         return
-    names = example_names()
+
+    def size(one: str) -> int:
+        """How many numbers an explanation of it has."""
+        return sum(step.value.size for step in api.explain(load_problem(one)).steps.values())
+
+    names = sorted(example_names(), key=size)
     width = max(map(len, names), default=0)
     # The first line of every example is a comment that says what it shows.
     lines = [f"{one:<{width}}  {example_text(one).splitlines()[0].lstrip('# ')}" for one in names]

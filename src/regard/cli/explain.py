@@ -37,6 +37,15 @@ if TYPE_CHECKING:
     from regard.models import Overview
     from regard.problems.problem import Problem
 
+# The headings of the options in the help; `step` is the parameter of --step.
+GROUPS = {
+    "What to show": ("step", "why", "head", "statistics", "gradients", "digits", "as_json"),
+    "The problem": ("target", "score", "normalize", "positions", "kind"),
+    "Words of your own, in place of FILE": ("text", "dim", "seed", "heads", "causal"),
+    "A model that reads the --text": ("model", "layer", "truncate"),
+    "Files to write": ("html", "show", "budget", "save", "force"),
+}
+
 EXAMPLES = """\b
 Examples:
   regard explain she-likes-coffee
@@ -48,6 +57,14 @@ Examples:
 
 class ExplainCommand(Command):
     """`explain`, whose --why takes a step and as many labels as the step has axes."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options into the help, in their groups."""
+        records = {one.name: one.get_help_record(ctx) for one in self.get_params(ctx)}
+        groups = {"Arguments": ("source",), **GROUPS, "Help": ("help",)}
+        for heading, names in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl([records[name] for name in names])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Fill up what follows --why to the three words that the parser wants."""
@@ -156,23 +173,21 @@ def explain(
     gradients: bool = flag("--gradients", "Show only the loss and the gradients."),
     digits: int | None = option("N", "Decimals to print (8).", min=0, max=17),
     as_json: bool = flag("--json", "Print JSON and nothing else."),
-    text: str | None = option("WORDS", "Explain these words, as random vectors, not FILE."),
-    dim: int | None = option("N", "With --text: width of a vector (4)."),
-    seed: int | None = option("N", "With --text: random seed (0)."),
-    heads: int | None = option("N", "With --text: number of heads."),
-    causal: bool = flag("--causal", "With --text: no word attends to a later one."),
-    model: str | None = option(
-        "DIR", "With --text: explain the model in this directory or GGUF file."
-    ),
-    layer: int | None = option("N", "With --model: explain this layer, from 0, not an overview."),
-    truncate: bool = flag("--truncate", "With --model: cut a text that is too long."),
+    text: str | None = option("WORDS", "Explain these words, as random vectors."),
+    dim: int | None = option("N", "Width of a vector (4)."),
+    seed: int | None = option("N", "Random seed (0)."),
+    heads: int | None = option("N", "Number of heads."),
+    causal: bool = flag("--causal", "No word attends to a later one."),
+    model: str | None = option("DIR", "Explain the model in this directory or GGUF file."),
+    layer: int | None = option("N", "Explain this layer, from 0, not an overview."),
+    truncate: bool = flag("--truncate", "Cut a text that is too long."),
     save: str | None = option("FILE", "Save the problem (.toml, .json or .npz)."),
     html: str | None = option("OUT.html", "Write an interactive report, one HTML file."),
     show: bool = flag("--open", "Open the report in the browser."),
     budget: str | None = option(
         "SIZE", "Maximum size of the report (5MB); what does not fit is downsampled."
     ),
-    force: bool = flag("--force", "Let --save and --html overwrite a file."),
+    force: bool = flag("--force", "Replace any file; --html replaces a page of regard without."),
     kind: str | None = option(
         "toml|json", "Format of standard input; guessed if not given.", "--format"
     ),

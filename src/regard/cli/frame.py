@@ -157,8 +157,11 @@ def check_targets(
 ) -> None:
     """Refuse to write a file twice, over an existing file, or over an input.
 
-    `targets` are options without their dashes; `inputs` are files, or the number of an open one.
+    A page replaces one that regard wrote. `targets` are options without their dashes; `inputs` are
+    files, or the number of an open one.
     """
+    from regard.views.report import is_page
+
     places: dict[str, str] = {}
     for option, path in targets.items():
         if path is None:
@@ -177,7 +180,7 @@ def check_targets(
             raise ProblemError(
                 f"{path}: --{option} would replace the input {name}; give another name"
             )
-        if not force and os.path.lexists(path):
+        if not force and os.path.lexists(path) and not (option == "html" and is_page(path)):
             raise ProblemError(f"{path}: already exists; pass --force to replace it")
 
 
@@ -206,7 +209,9 @@ def saved(path: str, show: bool) -> None:
 
 
 @contextmanager
-def progress_bar(after: float = 0.0) -> Iterator[Callable[[Progress], None] | None]:
+def progress_bar(
+    after: float = 0.0, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[Progress], None] | None]:
     """Shows blocks, bytes a second and the time left, from some seconds on; on a terminal only."""
     if not sys.stderr.isatty():
         yield None
@@ -214,7 +219,7 @@ def progress_bar(after: float = 0.0) -> Iterator[Callable[[Progress], None] | No
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    begin = time.monotonic()
+    begin = clock()
     columns = (
         TextColumn("{task.completed}/{task.total} blocks"),
         BarColumn(),
@@ -222,11 +227,17 @@ def progress_bar(after: float = 0.0) -> Iterator[Callable[[Progress], None] | No
         TimeRemainingColumn(),
     )
     # Blocks may take minutes: time left is judged by all of them, not by the last half a minute.
-    bar = Bar(*columns, console=console(stderr=True), transient=True, speed_estimate_period=1e6)
+    bar = Bar(
+        *columns,
+        console=console(stderr=True),
+        transient=True,
+        speed_estimate_period=1e6,
+        get_time=clock,
+    )
     task = bar.add_task("attention", total=None, speed=0.0)
 
     def watch(at: Progress) -> None:
-        seconds = time.monotonic() - begin
+        seconds = clock() - begin
         bar.update(task, completed=at.blocks, total=at.of, speed=at.bytes / 1e9 / seconds)
         if seconds >= after:
             bar.start()  # once; after that it does nothing

@@ -10,7 +10,7 @@ from regard.views.screen import console
 EXAMPLES = """\b
 Examples:
   regard mistakes
-  regard mistakes scale_missing
+  regard mistakes no_scale
 """
 
 

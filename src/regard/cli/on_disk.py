@@ -71,7 +71,7 @@ def _npy_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal
     except Exception as error:  # NumPy reads it as Python: any error means a damaged header
         raise ProblemError(f"has a damaged header: {safe_text(error, 120)}") from None
     if dtype.hasobject:
-        raise ProblemError("holds Python objects, which only unpickling could read; never done")
+        raise ProblemError("holds Python objects, and regard unpickles nothing")
     if any(size < 0 for size in shape):
         raise ProblemError(f"has the shape {safe_text(shape, 200)}, which no array has")
     return dtype, shape, "F" if is_fortran else "C"

@@ -26,7 +26,7 @@ def worksheet(
     digits: int = option("N", "Decimals to round to.", min=0, max=8, default=3),
     gradients: bool = flag("--gradients", "Leave the loss and the gradients to fill in too."),
     show: bool = flag("--open", "Open it in the browser, to print it."),
-    force: bool = flag("--force", "Overwrite the file."),
+    force: bool = flag("--force", "Replace a file that is no page of regard."),
 ) -> None:
     """Write a page to print: what is given, empty tables for each step, and the answers."""
     check_targets({"html": html}, force=force, inputs=files_read(source, None))

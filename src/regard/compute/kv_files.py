@@ -102,7 +102,7 @@ def load(path: str | os.PathLike[str]) -> Stored:
         if "positions" in arrays:
             spelled = toml_json.parse(_text(arrays, "positions"), "json", "positions")
             if not isinstance(spelled, dict) or spelled.keys() != {"positions"}:
-                raise ProblemError("positions is no JSON object of positions alone")
+                raise ProblemError("positions is not a JSON object that holds positions only")
             positions = _positions(spelled["positions"])
         key, value = _rows(arrays, "key"), _rows(arrays, "value")
         if key.ndim < 2 or key.shape[:-1] != value.shape[:-1]:
@@ -157,7 +157,7 @@ def _integers(arrays: dict[str, Array], name: str, shape: tuple[int, ...]) -> Ar
             f"{name} must be integers of shape {shape}, not {array.dtype} of {array.shape}"
         )
     if array.size and not (array.min() >= _NONE and array.max() <= _MOST):
-        raise ProblemError(f"{name} has a number that is no number of tokens")
+        raise ProblemError(f"{name} has a value that is not a number of tokens")
     return array.astype(np.int64)
 
 

@@ -472,7 +472,7 @@ def _check_out(request: Request, out: Any) -> None:
     if not out.flags.writeable:
         raise OptionError("out is read-only; pass an array that may be written")
     if _overlaps_itself(out):
-        raise OptionError("out has numbers that lie on top of each other; pass one that has not")
+        raise OptionError("out has elements that share memory; pass one without overlaps")
 
 
 def _overlaps_itself(array: Array) -> bool:

@@ -88,7 +88,7 @@ def write(part: Part) -> Any:
     """What a file has for one: its kind alone, or a table."""
     kind, given = type(part).__name__.lower(), {}
     if kind not in _KINDS[part.option]:
-        raise ProblemError(f"{part} cannot be saved: a file has no steps of one's own")
+        raise ProblemError(f"{part} cannot be saved: a file cannot hold steps of your own")
     for name, parameter in signature(type(part)).parameters.items():
         own = getattr(part, name)
         if isinstance(own, np.ndarray) or own != parameter.default:

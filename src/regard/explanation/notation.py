@@ -16,8 +16,12 @@ from regard.errors import safe_text
 def format_number(value: float, digits: int = 8) -> str:
     """A number with at most `digits` decimals; very large and small ones in scientific form.
 
+    Zeros at the end stay where more of up to eight decimals would show another number.
+
     >>> format_number(0.5053029375), format_number(1.10228985e-13), format_number(-math.inf)
     ('0.50530294', '1.10228985e-13', '−∞')
+    >>> format_number(0.3, 4), format_number(0.30004505, 4)
+    ('0.3', '0.3000')
     """
     value = float(value)
     if math.isnan(value):
@@ -34,8 +38,9 @@ def format_number(value: float, digits: int = 8) -> str:
         trimmed = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
         return f"{trimmed}e{exponent}".replace("-", "−", int(value < 0))
     fixed = f"{value:.{digits}f}"
-    if "." in fixed:
-        fixed = fixed.rstrip("0").rstrip(".")
+    short = fixed.rstrip("0")
+    if "." in fixed and (digits >= 8 or short == f"{value:.8f}".rstrip("0")):
+        fixed = short.rstrip(".")
     return fixed.replace("-", "−")
 
 

@@ -148,13 +148,14 @@ def dot_product_attention(
         )
     given = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
     arrays = {name: _as_jax(name, array) for name, array in given.items() if array is not None}
+    shapes = {name: array.shape for name, array in arrays.items()}
     batched = arrays["query"].ndim != 3
     for name, array in arrays.items():
         arrays[name] = array.reshape(*(1,) * (4 - array.ndim), *array.shape)
     lengths = {"query_seq_lengths": query_seq_lengths}
     lengths |= {"key_value_seq_lengths": key_value_seq_lengths}
     arrays |= {name: _as_jax(name, own) for name, own in lengths.items() if own is not None}
-    _check(arrays)
+    _check(arrays, shapes)
     options = Settings(_number(scale), bool(is_causal), _window(local_window_size))
     output, residual = attention.bind(*arrays.values(), names=tuple(arrays), options=options)
     if not batched:
@@ -165,12 +166,13 @@ def dot_product_attention(
 # --- checks, when called or traced ---------------------------------------------------------------
 
 
-def _check(arrays: dict[str, Any]) -> None:
-    """Check shapes and dtypes, which is all that is known within jit."""
+def _check(arrays: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    """Check shapes and dtypes, which is all that is known within jit; `shapes` are as given."""
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
     for name, array in list(arrays.items())[:3]:
         if array.ndim != 4:
-            raise ShapeError(f"{name} has {array.ndim} axes; it must have 3 or 4: ([B,] T, N, H)")
+            count = len(shapes[name])
+            raise ShapeError(f"{name} has {count} axes; it must have 3 or 4: ([B,] T, N, H)")
         if array.dtype.name not in DTYPES or array.dtype != query.dtype:
             raise DtypeError(
                 f"{name} has dtype {array.dtype} and query {query.dtype}; "
@@ -180,8 +182,8 @@ def _check(arrays: dict[str, Any]) -> None:
     keys = key.shape[1]
     if key.shape[::3] != (batch, width) or value.shape[:3] != key.shape[:3]:
         raise ShapeError(
-            f"query {query.shape}, key {key.shape} and value {value.shape} do not fit: they must "
-            "be (B, T, N, H), (B, S, K, H) and (B, S, K, H)"
+            f"query {shapes['query']}, key {shapes['key']} and value {shapes['value']} do not fit: "
+            "they must be (B, T, N, H), (B, S, K, H) and (B, S, K, H)"
         )
     if key.shape[2] == 0 or heads % key.shape[2]:
         raise ShapeError(
@@ -193,7 +195,9 @@ def _check(arrays: dict[str, Any]) -> None:
         if name in arrays:
             own = arrays[name].shape
             if len(own) != 4 or any(a not in (1, b) for a, b in zip(own, scores, strict=True)):
-                raise ShapeError(f"{name} {own} does not broadcast to (B, N, T, S) = {scores}")
+                raise ShapeError(
+                    f"{name} {shapes[name]} does not broadcast to (B, N, T, S) = {scores}"
+                )
     if "mask" in arrays and arrays["mask"].dtype != np.bool_:
         raise DtypeError(
             f"mask must be boolean, True = attend, but has dtype {arrays['mask'].dtype}; "
@@ -216,7 +220,7 @@ def _as_jax(name: str, given: Any) -> Any:
         return jnp.asarray(given)
     except (TypeError, ValueError) as error:
         reason = safe_text(str(error).partition("\n")[0], 120)
-        raise DtypeError(f"{name} is no array that JAX takes: {reason}") from None
+        raise DtypeError(f"{name} is not an array that JAX accepts: {reason}") from None
 
 
 def _number(scale: Any) -> float | None:

@@ -198,7 +198,7 @@ def _check(tensors: dict[str, Any], dropout_p: float) -> None:
         dtypes = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
         raise DtypeError(f"query, key and value must have one dtype, not {dtypes}")
     if dropout_p != 0:
-        raise OptionError(f"dropout_p is {dropout_p}; regard drops nothing out: pass 0.0")
+        raise OptionError(f"dropout_p is {dropout_p}; regard has no dropout: pass 0.0")
 
 
 def _visible(mask: Any, causal: bool, query: Any, key: Any) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def attention(
     ShapeError, OptionError, DtypeError
         As for `regard.attention`, before anything is computed.
     ProblemError
-        If a file is no Zarr array or damaged, the output is there already, an unfinished one was
+        If a file is not a Zarr array or damaged, the output is there already, an unfinished one was
         begun with other settings or inputs, or a block could not be made.
 
     Notes

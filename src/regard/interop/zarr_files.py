@@ -50,7 +50,7 @@ def open_array(path: str) -> Any:
         except MemoryError:
             raise
         except Exception as error:  # Zarr takes the JSON for what it should be
-            raise ProblemError(f"is no Zarr array: {safe_text(error, 200)}") from None
+            raise ProblemError(f"is not a Zarr array: {safe_text(error, 200)}") from None
 
 
 def _description(path: str) -> Any:
@@ -58,13 +58,13 @@ def _description(path: str) -> Any:
     names = [os.path.join(path, name) for name in ("zarr.json", ".zarray")]
     path_of_json = next((name for name in names if os.path.lexists(name)), None)
     if path_of_json is None:
-        raise ProblemError("is no Zarr array: there is no zarr.json or .zarray in it")
+        raise ProblemError("is not a Zarr array: there is no zarr.json or .zarray in it")
     try:
         return json.loads(read_file(path_of_json, MAX_TEXT_BYTES))
     except (ValueError, RecursionError) as error:
         if isinstance(error, ProblemError):
             raise
-        raise ProblemError(f"is no Zarr array: {safe_text(error, 200)}") from None
+        raise ProblemError(f"is not a Zarr array: {safe_text(error, 200)}") from None
 
 
 def _codecs(described: Any) -> Iterator[str]:
@@ -147,7 +147,7 @@ class Output:
             match _description(self.folder):
                 case {"attributes": {"regard": dict(settings)}}:
                     return settings
-            raise ProblemError("is no unfinished output of regard; remove it")
+            raise ProblemError("is not an unfinished output of regard; remove it")
 
     def check_form(self, shape: Sequence[int], chunks: Sequence[int], dtype: Any) -> None:
         """Refuse an array that was begun in another form, or without checksums."""

@@ -50,8 +50,8 @@ def load_problem(path: str | os.PathLike[str]) -> Problem:
     Raises
     ------
     ProblemError
-        If the file cannot be read or what is in it makes no problem: one line with the file, the
-        key and how to mend it. No other error comes from a file, whatever is in it.
+        If the file cannot be read or does not hold a problem: one line with the file, the key and
+        how to fix it. Reading a file raises no other error.
 
     Examples
     --------

@@ -157,7 +157,7 @@ class RandomMatrices:
         return tuple(_ALIASES.get(name, name) for name in self.draw)
 
     def matrices(self) -> dict[str, Array]:
-        """The drawn matrices by field name, all from one stream."""
+        """The random matrices by field name, all from one stream."""
         stream: Any
         if self.generator == "legacy":
             stream = np.random.RandomState(self.seed)
@@ -178,7 +178,7 @@ class RandomMatrices:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Expectation:
-    """What a step should come out as: checked, never used in the calculation.
+    """The numbers that a step is expected to have: checked, never used in the calculation.
 
     It holds when ``|ours − value| ≤ within + relative·|value|``; an infinity or NaN must be met
     as such. `at` names one cell by labels and positions, one for each axis but that of the heads;

@@ -99,7 +99,7 @@ class Verdict(NamedTuple):
 class Mask:
     """A rule that says which keys a query may see. Combine rules with ``&``, ``|`` and ``~``.
 
-    A rule of one's own is a subclass with a `name` and a `block`; the reference kernel computes it.
+    A rule of your own is a subclass with a `name` and a `block`; the reference kernel computes it.
     """
 
     # NumPy must leave `array & mask` to __rand__ instead of combining cell by cell.

@@ -75,11 +75,15 @@ def _title(table: Table) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """The number that is darkest, whether there are larger ones, and whether 0 is in the middle."""
+    """The number that is darkest, whether there are larger ones, and whether 0 is in the middle.
+
+    Tables on one scale are written alike: `letters` has the longest number of any of them.
+    """
 
     end: float
     exceeded: bool
     signed: bool
+    letters: int
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -97,7 +101,8 @@ def _scale(tables: Sequence[Table]) -> Scale:
     largest = float(sizes.max(initial=0))
     end = float(np.quantile(sizes, 0.995, method="higher")) if sizes.size else 0.0
     end = min(end or largest or 1.0, MOST)
-    return Scale(end, end < largest, tables[0].slopes or bool((numbers < 0).any()))
+    letters = max((len(text) for table in tables for text in _texts(table).values()), default=0)
+    return Scale(end, end < largest, tables[0].slopes or bool((numbers < 0).any()), letters)
 
 
 def _numbers(table: Table) -> NDArray[np.bool_]:
@@ -266,7 +271,7 @@ def _draw(
     _name(axes.yaxis, table.row_labels if sides[0] else (), table.row_axis, height)
     _name(axes.xaxis, table.column_labels if sides[1] else (), table.column_axis, width, slanted)
     if values.size:
-        _write(axes, values, hidden, image, width, height)
+        _write(axes, table, image, scale.letters, (width, height))
 
 
 def _not_finite(table: Table) -> NDArray[np.bool_]:
@@ -326,32 +331,28 @@ def _name(
     axis.set_label_text(what, fontsize="small", **TEXT)
 
 
-def _write(
-    axes: Any,
-    values: NDArray[np.float64],
-    hidden: NDArray[np.bool_],
-    image: Any,
-    width: float,
-    height: float,
-) -> None:
-    """The numbers of a small table, if each of them fits into its cell."""
-    if max(values.shape) > WRITTEN:
-        return
+def _texts(table: Table) -> dict[tuple[int, int], str]:
+    """The numbers of a small table as they are written; none of a larger one."""
+    if max(table.value.shape) > WRITTEN:
+        return {}
+    cells = np.argwhere(~_hidden(table)).tolist()
+    return {(i, j): format_number(float(table.value[i, j]), 3) for i, j in cells}
+
+
+def _write(axes: Any, table: Table, image: Any, letters: int, cell: tuple[float, float]) -> None:
+    """The numbers of a table, if so many letters fit into a cell."""
     from matplotlib.colors import to_rgb
 
-    texts = {
-        (int(row), int(column)): format_number(float(values[row, column]), 3)
-        for row, column in np.argwhere(~hidden)
-    }
-    longest = "0" * max(map(len, texts.values()), default=0)
+    width, height = cell
     for size in SIZES:
-        if _line(size) <= height and _width(axes.figure, longest, fontsize=size) <= 0.95 * width:
+        taken = _width(axes.figure, "0" * letters, fontsize=size)
+        if _line(size) <= height and taken <= 0.95 * width:
             break
     else:
         return
-    for (row, column), text in texts.items():
+    for (row, column), text in _texts(table).items():
         shade = NOT_FINITE["facecolor"]
-        if np.isfinite(values[row, column]):
+        if np.isfinite(float(table.value[row, column])):
             shade = image.cmap(image.norm(image.get_array()[row, column]))
         bright = np.dot(to_rgb(shade), (0.299, 0.587, 0.114))
         colour = "black" if bright > 0.55 else "white"

@@ -342,10 +342,11 @@ def _weights(own: Head, step: str) -> Iterator[str]:
     if rows and best[row] > 0.99:
         explained = own.explanation.steps["weights"]
         key = safe_text(explained.column_labels[int(best_key[row])], 40)
-        who = safe_text(explained.row_labels[row], 40) if explained.row_labels else "the query"
+        who = safe_text(explained.row_labels[row], 40) if explained.row_labels else ""
+        asking = f'"{who}"' if who else "the query"
         yield (
-            f"Nearly all of the weight of {who} is on {key}, so its output is nearly a copy of "
-            "that value."
+            f'Nearly all of the weight of {asking} is on "{key}", so its output is nearly a copy '
+            "of that value."
         )
 
 

@@ -23,7 +23,6 @@ from regard.compute import native
 
 pytestmark = pytest.mark.needs("fused")
 
-MOST_DELAY = 0.2  # seconds from a signal to its exception
 TRIES = 3  # the machine may be busy with something else
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="as Linux has it")
@@ -111,6 +110,29 @@ def test_a_thread_with_a_small_stack_can_call():
 
 # signals ----------------------------------------------------------------------------------------
 
+# A signal comes again and again, and at the third one its handler raises: a call that ends with
+# that was looking for signals all along. What ends it otherwise takes seconds on any machine.
+REPEATED = """
+seen = 0
+def interrupt(*_):
+    global seen
+    seen += 1
+    if seen == 3:
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+def ends_early(call):
+    global seen
+    seen = 0
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.02)
+    try:
+        call()
+        return False
+    except KeyboardInterrupt:
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
 INTERRUPTED = {
     "a long prefill": "[rng.random((60_000, 64), np.float32)] * 3, 2",
     "a long prefill on one thread": "[rng.random((60_000, 64), np.float32)] * 3, 1",
@@ -140,32 +162,17 @@ def test_an_interrupt_ends_a_long_call_at_once_and_the_next_call_works(target, w
 native.use_target(sys.argv[1])
 expected = regard.attention(q, k, v).tobytes()
 call, threads = {INTERRUPTED[what]}
-def interrupt(*_):
-    raise KeyboardInterrupt
-signal.signal(signal.SIGALRM, interrupt)
-delays = []
-for _ in range({TRIES}):
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
-    due = time.perf_counter() + 0.1
-    try:
-        regard.attention(*call, threads=threads)
-        print("not long enough")
-        break
-    except KeyboardInterrupt:
-        delays.append(time.perf_counter() - due)
-    assert regard.attention(q, k, v).tobytes() == expected
-    if delays[-1] < {MOST_DELAY}:
-        break
-print(min(delays))
+{REPEATED}
+assert ends_early(lambda: regard.attention(*call, threads=threads))
+assert regard.attention(q, k, v).tobytes() == expected
 """
-    printed = well(python(program, target))
-    np.testing.assert_array_less(float(printed), MOST_DELAY)
+    well(python(program, target))
 
 
 @posix
 @every_target
 def test_an_interrupt_ends_a_long_backward_pass_and_the_next_one_works(target):
-    program = """
+    program = f"""
 native.use_target(sys.argv[1])
 def answers():
     return [x.tobytes() for x in regard.gradients(q, k, v, q, causal=True)[:3]]
@@ -174,20 +181,13 @@ x = rng.random((60_000, 64), np.float32)
 x.flags.writeable = False
 given = regard.attention(x[:600], x, x, return_lse=True)
 output, lse = (np.broadcast_to(y[:1], (60_000, *y.shape[1:])) for y in given)
-signal.signal(signal.SIGALRM, signal.default_int_handler)
-delays = []
+{REPEATED}
 for threads in (1, 2, 2):
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
-    due = time.perf_counter() + 0.1
-    try:
-        regard.gradients(x, x, x, x, threads=threads, output=output, lse=lse, wrt="key")
-        print("not long enough")
-    except KeyboardInterrupt:
-        delays.append(time.perf_counter() - due)
+    options = dict(threads=threads, output=output, lse=lse, wrt="key")
+    assert ends_early(lambda: regard.gradients(x, x, x, x, **options))
     assert answers() == expected
-print(min(delays))
 """
-    np.testing.assert_array_less(float(well(python(program, target))), MOST_DELAY)
+    well(python(program, target))
 
 
 @posix
@@ -418,34 +418,20 @@ for threads in (1, 2, 4):
 def test_an_interrupt_ends_a_call_in_a_child_of_another_thread():
     program = f"""
 x = rng.random((60_000, 64), np.float32)
-delays = []
+ended = []
+{REPEATED}
 def work():
-    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        due = time.perf_counter() + 0.1
-        try:
-            regard.attention(x, x, x, threads=1)
-        except KeyboardInterrupt:
-            os.write(writing, str(time.perf_counter() - due).encode())
-        os._exit(0)
-    os.close(writing)
-    delays.append(float(os.read(reading, 99)))
-    os.waitpid(child, 0)
-def interrupt(*_):
-    raise KeyboardInterrupt
-signal.signal(signal.SIGALRM, interrupt)
-for _ in range({TRIES}):
-    worker = threading.Thread(target=work)
-    worker.start()
-    worker.join()
-    if delays[-1] < {MOST_DELAY}:
-        break
-print(min(delays))
+        os._exit(0 if ends_early(lambda: regard.attention(x, x, x, threads=1)) else 1)
+    ended.append(os.waitpid(child, 0)[1])
+worker = threading.Thread(target=work)
+worker.start()
+worker.join()
+assert ended == [0]
 """
     start = "import warnings; warnings.simplefilter('ignore')\n" + START
-    np.testing.assert_array_less(float(well(python(program, start=start))), MOST_DELAY)
+    well(python(program, start=start))
 
 
 @posix

@@ -21,10 +21,10 @@ from regard import Diagnosis
 from regard.cli import app
 from regard.diagnosis.result import Example, Finding, Named, Shown
 from regard.errors import ProblemError
+from regard.explanation.notation import format_number
 from regard.views import diagnosis as view
 from regard.views.diagnosis.story import tell
 from regard.views.diagnosis.terminal import print_diagnosis
-from regard.views.report.tables import rounded
 from verdicts import FUNCTIONS, LETTERS, diagnosed, filled
 
 SOURCE = """
@@ -157,7 +157,7 @@ def test_each_line_opens_the_numbers_of_its_steps_and_the_wrong_one_is_open(
                         style, shown = rows[i][j]
                         sign, _, digits = shown.rpartition(" ")
                         apart = label == "wrong" and not np.isclose(number, step.right[i][j])
-                        assert digits == rounded(number, 4)
+                        assert digits == format_number(number, 4)
                         assert (sign == "≠") == ("differs" in style) == apart
 
 
@@ -245,16 +245,17 @@ def test_the_name_of_an_error_is_text_as_well() -> None:
 # --- files, notebooks, the command ---------------------------------------------------------------
 
 
-def test_a_file_that_is_there_is_replaced_only_by_force(
+def test_a_page_of_regard_is_replaced_and_another_file_only_by_force(
     tmp_path: Path, found: dict[str, Diagnosis]
 ) -> None:
     path = tmp_path / "page.html"
-    found["right"].to_html(path)
-    before = path.read_text("utf-8")
-    assert before == view.html(found["right"])
+    for verdict in ("fragile", "right"):
+        found[verdict].to_html(path)
+        assert path.read_text("utf-8") == view.html(found[verdict])
+    path.write_text("mine")
     with pytest.raises(ProblemError, match=r"page\.html: already exists"):
         found["fragile"].to_html(path)
-    assert path.read_text("utf-8") == before
+    assert path.read_text("utf-8") == "mine"
     found["fragile"].to_html(path, force=True)
     assert path.read_text("utf-8") == view.html(found["fragile"])
     with pytest.raises(ProblemError, match="there is no folder"):

@@ -6,7 +6,7 @@ import { test } from "node:test";
 
 const folder = process.env.REGARD_SCRIPTS ?? new URL("../../../src/regard/views/report", import.meta.url);
 const take = (name) => import(`${folder}/${name}.js`);
-const { floatsOf, formatNumber, rounded } = await take("numbers");
+const { floatsOf, formatNumber } = await take("numbers");
 const { Run, indexMap } = await take("attention");
 const { cellName, cut } = await take("derivation");
 const { hiddenBy, judge, leaves, turnsOf } = await take("visibility");
@@ -31,7 +31,7 @@ test("half floats and bits come back", () => {
 
 test("an exact half is rounded to even", () => {
   assert.equal(formatNumber(1 / 512, 8), "0.00195312");
-  assert.equal(rounded(0.30004505, 4), "0.3000");
+  assert.equal(formatNumber(0.30004505, 4), "0.3000");
 });
 
 test("rules combine, and the ones that hide are named", () => {

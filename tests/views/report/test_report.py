@@ -19,6 +19,7 @@ import regard
 from regard import Explanation
 from regard.boundary.parse import parse_size
 from regard.errors import DtypeError, OptionError, ProblemError
+from regard.explanation.notation import format_number
 from regard.problems.files import example_names, load_problem
 from regard.views import report
 from regard.views.head_view import Head
@@ -162,15 +163,18 @@ def test_the_data_of_a_page_hold_no_character_that_markup_begins_with() -> None:
     assert json.loads(content)["labelSets"][-1] == ["<a> & \\u2028"]
 
 
-def test_a_file_that_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
+def test_a_page_of_regard_is_replaced_and_another_file_only_by_force(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     example().to_html(path)
     before = path.read_bytes()
+    example("causal-mask").to_html(path)
+    assert path.read_bytes() != before
+    path.write_bytes(b" " * 1000 + before)  # of another author, who quotes a page
     with pytest.raises(ProblemError, match=r"page\.html: already exists"):
         example("causal-mask").to_html(path)
+    assert path.read_bytes() == b" " * 1000 + before
+    example().to_html(path, force=True)
     assert path.read_bytes() == before
-    example("causal-mask").to_html(path, force=True)
-    assert path.read_bytes() != before
     with pytest.raises(ProblemError, match="there is no folder"):
         example().to_html(tmp_path / "none" / "page.html")
 
@@ -293,7 +297,7 @@ def test_a_large_matrix_is_printed_in_part_for_readers_without_javascript() -> N
     explanation = random_heads(2, 50)
     shown = printed(Head(explanation, 1), "scores", 4)
     assert (len(shown.rows), shown.rows_left) == (8, 42)
-    assert shown.rows[3][2].text == rounded(explanation.steps["scores"].value[1, 3, 2], 4)
+    assert shown.rows[3][2].text == format_number(explanation.steps["scores"].value[1, 3, 2], 4)
     assert "50 × 50" in report.html(explanation)
 
 
@@ -302,7 +306,7 @@ def test_a_large_matrix_is_printed_in_part_for_readers_without_javascript() -> N
     [(0.3, 4, "0.3"), (0.30004505, 4, "0.3000"), (1.99999, 4, "2.0000"), (-0.0, 4, "−0")],
 )
 def test_a_rounded_number_keeps_the_zeros_that_say_so(value: float, digits: int, text: str) -> None:
-    assert rounded(value, digits) == text
+    assert format_number(value, digits) == text
 
 
 # --- switches ------------------------------------------------------------------------------------
@@ -396,18 +400,20 @@ def test_the_statistics_are_printed_and_folded_away(name: str) -> None:
         mean = 0.0 if abs(one.mean) < noise else one.mean  # 1e-17 says only that it is 0
         variance = 0.0 if one.variance < noise**2 else one.variance
         numbers = (mean, variance, one.minimum, one.maximum)
-        assert found[at + 1 : at + 6] == [*(rounded(n, 4) for n in numbers), str(one.cells)]
+        assert found[at + 1 : at + 6] == [*(format_number(n, 4) for n in numbers), str(one.cells)]
     rows = statistics.rows
     for number in (*np.ravel(rows.entropy), *np.ravel(rows.effective_keys)):
-        assert rounded(float(number), 4) in found
+        assert format_number(float(number), 4) in found
 
 
 def test_the_statistics_are_those_of_the_head_that_is_shown() -> None:
     explanation = random_heads(3, 5)
     found = words(part(report.html(explanation), "figures"))
     own = explanation.statistics(head=0, batch=()).steps["scores"]
-    assert found[found.index("scores") + 1] == rounded(own.mean, 4)
-    assert rounded(own.mean, 4) != rounded(explanation.statistics().steps["scores"].mean, 4)
+    assert found[found.index("scores") + 1] == format_number(own.mean, 4)
+    assert format_number(own.mean, 4) != format_number(
+        explanation.statistics().steps["scores"].mean, 4
+    )
 
 
 def test_what_the_problem_expects_is_right_or_wrong_with_the_expected_number() -> None:

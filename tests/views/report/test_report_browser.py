@@ -18,7 +18,6 @@ from regard.textbook.positions import GIVEN
 from regard.views import report
 from regard.views.head_view import Head
 from regard.views.report.summary import summary
-from regard.views.report.tables import rounded
 
 pytestmark = pytest.mark.needs("chromium", "playwright")
 
@@ -399,13 +398,13 @@ def assert_same_figures(page: Any, explanation: Explanation) -> None:
     ours = explanation.statistics()
     for name, one in ours.steps.items():
         numbers = (one.mean, one.variance, one.minimum, one.maximum)
-        assert found[name] == [*(rounded(number, 4) for number in numbers), str(one.cells)]
+        assert found[name] == [*(format_number(number, 4) for number in numbers), str(one.cells)]
     names = explanation.names.along("S")
     for row, label in enumerate(explanation.names.along("L")):
         rows = ours.rows
         numbers = (rows.entropy[row], rows.effective_keys[row], rows.largest_weight[row])
         key = rows.largest_key[row]
-        shown = [rounded(float(number), 4) for number in numbers]
+        shown = [format_number(float(number), 4) for number in numbers]
         assert found[label] == [*shown, names[key] if key >= 0 else ""]
 
 
@@ -571,8 +570,8 @@ def test_statistics_of_many_rows_are_made_when_somebody_looks(open_page: Open) -
     ours = explanation.statistics(head=0, batch=()).rows
     last = rows.nth(199).locator("td").all_text_contents()
     assert last == [
-        *(rounded(float(one[199]), 4) for one in (ours.entropy, ours.effective_keys)),
-        rounded(float(ours.largest_weight[199]), 4),
+        *(format_number(float(one[199]), 4) for one in (ours.entropy, ours.effective_keys)),
+        format_number(float(ours.largest_weight[199]), 4),
         f"tok{ours.largest_key[199]}",
     ]
 
@@ -968,7 +967,7 @@ def test_a_classroom_page_is_small_and_complete_without_javascript(
     for row, cells in enumerate(texts):
         for column, text in enumerate(cells):
             if table.hidden is None or not table.hidden[row, column]:
-                assert text == rounded(float(table.value[row, column]), 4)
+                assert text == format_number(float(table.value[row, column]), 4)
     assert not page.locator(".tools").is_visible()
     assert not page.locator("#why").is_visible()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from regard.errors import safe_text
 from regard.explanation.notation import format_number
 from regard.views.all_steps import declared, places
-from regard.views.report.tables import Printed, PrintedCell, rounded, shaded
+from regard.views.report.tables import Printed, PrintedCell, shaded
 
 if TYPE_CHECKING:
     from regard.diagnosis.result import Departure, Example, Matrix, Named, Outcome, Shown
@@ -320,7 +320,7 @@ def _sheet(
         if (i, j) not in differs:
             return cell
         style = f"{cell.style} differs".strip()
-        hint = f"should be {rounded(_at(shown.right, i, j), digits)}"
+        hint = f"should be {format_number(_at(shown.right, i, j), digits)}"
         return cell._replace(style=style, mark=DIFFERS, hint=hint)
 
     return Printed(
@@ -341,4 +341,7 @@ def _near(one: float, other: float) -> bool:
 
 
 def _tells(one: float, other: float, digits: int) -> bool:
-    return format_number(one, digits) != format_number(other, digits)
+    """Whether so many decimals are those of different numbers: 0.3 and 0.3000 are not."""
+    printed = (format_number(number, digits) for number in (one, other))
+    first, second = (float(text.replace("−", "-").replace("∞", "inf")) for text in printed)
+    return first != second

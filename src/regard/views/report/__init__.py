@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from regard.boundary.files import write_file
+from regard.boundary.files import begins_with, write_file
 from regard.boundary.parse import parse_size
 from regard.errors import DtypeError, OptionError, safe_text
 from regard.explanation.trace import Trace
@@ -18,7 +18,7 @@ from regard.explanation.trace import Trace
 if TYPE_CHECKING:
     Explanations = Trace | Mapping[str, Trace]
 
-__all__ = ["frame", "framed", "html", "save", "write"]
+__all__ = ["frame", "framed", "html", "is_page", "save", "write"]
 
 BUDGET = 5_000_000
 # Notebooks keep every output, and Jupyter slows down what is larger.
@@ -50,7 +50,7 @@ def write(
     Raises
     ------
     ProblemError
-        If the file cannot be written, or is there already.
+        If the file cannot be written, or is there already and not a page of regard's.
     OptionError, DtypeError
         If the budget is too small, or an argument is of the wrong kind.
     """
@@ -59,8 +59,14 @@ def write(
 
 def save(path: str | os.PathLike[str], page: str, *, force: bool) -> None:
     """Write a page to a file, whole or not at all; the errors are those of `write`."""
-    with write_file(os.fspath(path), force=force) as file:
+    place = os.fspath(path)
+    with write_file(place, force=force or is_page(place)) as file:
         file.write(page.encode())
+
+
+def is_page(path: str) -> bool:
+    """Whether a file is a page that regard wrote, which a new one replaces without being asked."""
+    return begins_with(path, b'<meta name="generator" content="regard">')
 
 
 def html(explanations: Explanations, *, budget: int | str = BUDGET, digits: int = DIGITS) -> str:

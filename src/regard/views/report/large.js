@@ -1,7 +1,7 @@
 // What is too large for a table of elements: drawn stations, all heads at a glance, and heads of which
 // the page has only the pooled weights.
 
-import { formatNumber, rounded } from "./numbers.js";
+import { formatNumber } from "./numbers.js";
 import { cut } from "./derivation.js";
 import { bdi, button, colHead, gallery, h, rowHead, scrolled, stage, table } from "./elements.js";
 import { carried, content, doing, drawing, labels, layer, runs, state } from "./shown.js";
@@ -140,7 +140,7 @@ function strongestKeys(found, caption) {
   const names = labels("S");
   const places = [...Array(found.each).keys()];
   const cell = (at) =>
-    h("td", shares[at] > 0 && [bdi(cut(names[keys[at]], 40)), ` ${rounded(shares[at], 4)}`]);
+    h("td", shares[at] > 0 && [bdi(cut(names[keys[at]], 40)), ` ${formatNumber(shares[at], 4)}`]);
   const rows = ("L" in sizes ? labels("L") : [alone]).map((name, row) => [
     rowHead(bdi(cut(name, 40))),
     places.map((k) => cell(row * found.each + k)),

@@ -14,7 +14,11 @@ export function formatNumber(value, digits = 8) {
     const power = exponent.slice(1).padStart(2, "0");
     return `${sign}${withoutZeros(mantissa)}e${exponent[0]}${power}`;
   }
-  return sign + withoutZeros(toEven(size, digits, "toFixed"));
+  const text = toEven(size, digits, "toFixed");
+  const short = withoutZeros(text);
+  // Zeros at the end stay where more of up to eight decimals would show another number.
+  const whole = digits >= 8 || short === withoutZeros(toEven(size, 8, "toFixed"));
+  return sign + (whole ? short : text);
 }
 
 // Whether the printed number, read back, is another one in its first 15 digits.
@@ -23,15 +27,6 @@ export function isRounded(value, digits) {
   const size = Math.abs(value);
   const printed = Number(formatNumber(size, digits));
   return printed !== size && printed !== Number(toEven(size, 14, "toExponential"));
-}
-
-// As a table shows it: zeros at the end stay where they are not the whole truth.
-export function rounded(value, digits) {
-  const text = formatNumber(value, digits);
-  if (text.includes("e") || !digits || text === formatNumber(value, Math.max(digits, 8)))
-    return text;
-  const [whole, fraction = ""] = text.split(".");
-  return `${whole}.${fraction.padEnd(digits, "0")}`;
 }
 
 // JavaScript rounds exact halves up, Python to even; 100 digits are enough to see a half, and three

@@ -1,6 +1,6 @@
 // The tables of the picture: which numbers each shows, and its cells as texts, shades and hints.
 
-import { formatNumber, rounded } from "./numbers.js";
+import { formatNumber } from "./numbers.js";
 import { cut } from "./derivation.js";
 import { gradientOf, isHead, position } from "./attention.js";
 import { hiddenBy } from "./visibility.js";
@@ -135,7 +135,7 @@ export function figure(value, { room, minus }, signed) {
 }
 
 function inDigits(value, digits) {
-  if (value === 0 || Math.abs(value) >= 10 ** -Math.min(4, digits)) return rounded(value, digits);
+  if (value === 0 || Math.abs(value) >= 10 ** -Math.min(4, digits)) return formatNumber(value, digits);
   const text = Math.abs(value).toFixed(digits);
   return value < 0 && /[1-9]/.test(text) ? `−${text}` : text;
 }

@@ -1,6 +1,6 @@
 // Below the steps: the statistics of the head that is shown, and whether what was expected comes out.
 
-import { formatNumber, numpyLiteral, rounded } from "./numbers.js";
+import { formatNumber, numpyLiteral } from "./numbers.js";
 import { cellName, cut, derive } from "./derivation.js";
 import { meets, missed, moments, spread, wantedCells } from "./figures.js";
 import { bdi, button, colHead, find, h, main, rowHead, scrolled, table } from "./elements.js";
@@ -62,7 +62,7 @@ const about = (title, made, words) =>
   h("section.about", h("h3", h("span.name", title)), made, words && h("p.words", words));
 
 function figures(caption, headers, names, rows, notes = null) {
-  const cell = (value) => h(Number.isFinite(value) ? "td" : "td.odd", rounded(value, state.digits));
+  const cell = (value) => h(Number.isFinite(value) ? "td" : "td.odd", formatNumber(value, state.digits));
   const body = rows.map((row, k) => [
     rowHead(bdi(cut(names[k] ?? "", 60))),
     row.map(cell),

@@ -128,27 +128,12 @@ def _number_cell(value: float, largest: float, digits: int) -> PrintedCell:
         return PrintedCell(format_number(value), "odd")
     level = min(LEVELS, ceil(LEVELS * abs(value) / largest)) if largest else 0
     shade = f"{'n' if value < 0 else 'p'}{level}" if level else ""
-    return PrintedCell(rounded(value, digits), shade)
+    return PrintedCell(format_number(value, digits), shade)
 
 
 def shaded(rows: Sequence[Sequence[float]], largest: float, digits: int) -> list[list[PrintedCell]]:
     """Numbers as cells of one table; the `largest` would be darkest."""
     return _aligned([[_number_cell(value, largest, digits) for value in row] for row in rows])
-
-
-def rounded(value: float, digits: int) -> str:
-    """A number with so many decimals; zeros at its end stay where they are not the whole truth.
-
-    >>> rounded(0.3, 4), rounded(0.30004505, 4)
-    ('0.3', '0.3000')
-    """
-    text = format_number(value, digits)
-    whole, _, fraction = text.partition(".")
-    if value.is_integer() or "e" in text or len(fraction) >= digits:
-        return text
-    return (
-        text if text == format_number(value, max(digits, 8)) else f"{whole}.{fraction:0<{digits}}"
-    )
 
 
 def _aligned(rows: list[list[PrintedCell]]) -> list[list[PrintedCell]]:
