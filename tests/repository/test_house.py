@@ -37,7 +37,7 @@ boundary.arguments compute.native
 boundary.parse compute.visibility compute.part compute.distances compute.rotary
 boundary.files
 compute.rotary_config
-masks scores normalizers positions compute.quantized compute.results
+masks scores normalizers positions compute.quantized compute.results compute.stored
 compute.options compute.option_types compute.loss
 textbook compute.request
 compute.positioned
@@ -48,6 +48,7 @@ compute.kernels
 compute.dispatch compute.kv_buffers
 compute.kv_files compute.tiles
 compute.config compute.recompute_weights compute.kv_cache compute.blocks
+compute.kv_step
 explanation.labels explanation.notation
 explanation.derivation explanation.table
 explanation.derive
