@@ -7,6 +7,7 @@ BLAS. Must not know files or models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ class Stored:
         return shape[::-1] if self.turned else shape
 
     @property
-    def T(self) -> Stored:  # noqa: N802 -- as an array's
+    def T(self) -> Stored:
         return replace(self, turned=not self.turned)
 
     def __getitem__(self, some: slice) -> Stored:
@@ -65,7 +66,7 @@ class Stored:
             return bits.view(np.float32)
         scales, integers = _groups(rows)
         made = np.multiply(integers, scales.astype(np.float32), dtype=np.float32)
-        return made.reshape(*rows.shape[:-1], -1)[..., : self.width]
+        return made.reshape(*rows.shape[:-1], integers.shape[-2] * GROUP)[..., : self.width]
 
     def is_finite(self) -> bool:
         """Whether no number is NaN or infinite."""
@@ -106,7 +107,7 @@ def _round(rows: Array, to: Array) -> None:
         return
     if missing := -rows.shape[1] % GROUP:
         rows = np.pad(rows, ((0, 0), (0, missing)))
-    groups = rows.reshape(len(rows), -1, GROUP)
+    groups = rows.reshape(len(rows), rows.shape[1] // GROUP, GROUP)
     scales, integers = _groups(to)
     with np.errstate(over="ignore"):
         scales[...] = np.abs(groups).max(axis=-1, keepdims=True, initial=0) / 127
@@ -118,7 +119,7 @@ def _round(rows: Array, to: Array) -> None:
 
 def _groups(rows: Array) -> tuple[Array, Array]:
     """Views of the scales (…, groups, 1) and the integers (…, groups, 32)."""
-    groups = rows.reshape(*rows.shape[:-1], -1, GROUP_BYTES)
+    groups = rows.reshape(*rows.shape[:-1], rows.shape[-1] // GROUP_BYTES, GROUP_BYTES)
     return groups[..., :2].view(np.float16), groups[..., 2:]
 
 
@@ -131,7 +132,7 @@ def product(matrices: Sequence[Matrix], dtype: np.dtype[Any]) -> Callable[[Array
         few = _FEW if plain else _FEW_OF_NARROW
 
     def multiply(x: Array) -> Array:
-        flat = x.reshape(-1, x.shape[-1])
+        flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         made = np.empty((len(flat), total), dtype)
         if len(flat) > few or not native.module.product(flat, rows, made):
             _by_blas(flat, matrices, made)

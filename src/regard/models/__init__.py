@@ -50,8 +50,8 @@ def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encode
         a token then takes less time, because it reads less. int8 has groups of 32 with a scale
         each, as Q8_0 of GGUF files; docs/language-models.md has the errors. Weights may be
         float16, bfloat16, float32 or float64, and quantised in GGUF: Q8_0, Q4_0, Q4_1, Q4_K, Q5_K,
-        Q6_K. Those of a language model that need no more bytes in their file than here stay there, if
-        they are float32, bfloat16, float16 or Q8_0; others are converted once.
+        Q6_K. Those of a language model that have no more bytes in their file than here stay there,
+        if they are float32, bfloat16, float16 or Q8_0; others are converted once.
 
     Returns
     -------

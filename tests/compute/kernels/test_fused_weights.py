@@ -1,4 +1,4 @@
-"""Products of a few rows with stored weights: their numbers, their bytes, and what is not answered."""
+"""Products of a few rows with stored weights: their numbers, their bytes, what is not answered."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import regard
 from calls import BFLOAT16, every_target, numbers, on_path
 from places import SUPPORT
 from products import KINDS, bound, exact, kept
-from regard import OptionError, config
+from regard import OptionError
 from regard.compute import native
 from regard.compute.stored import GROUP, Stored, product, rounded
 
@@ -51,9 +52,12 @@ def test_a_row_has_its_bytes_whatever_is_beside_it_and_for_any_threads(target, k
     parts = [kept(numbers((rows, 100), seed=rows), kind) for rows in (1500, 1, 77, 0, 3000)]
     with on_path(f"fused:{target}"):
         whole = answered(x, *parts)
-        for threads in (1, 2, 3, 7):
-            with config.context(threads=threads):
+        try:
+            for threads in (1, 2, 3, 7):
+                regard.set_threads(threads)
                 assert answered(x, *parts).tobytes() == whole.tobytes()
+        finally:
+            regard.set_threads(None)
         for first in range(9):
             for last in range(first + 1, 10):
                 some = answered(x[first:last], *parts)
@@ -170,7 +174,7 @@ def test_int8_is_within_half_a_step_of_each_group(width):
     np.testing.assert_array_equal(stored.numbers(), exact(stored))
     groups = np.pad(x, ((0, 0), (0, -width % GROUP))).reshape(20, -1, GROUP)
     most = np.abs(groups).max(axis=-1, keepdims=True)
-    # Half a step; a scale is off by 2⁻¹¹ of itself, or by 2⁻²⁵, which the largest of 127 steps show.
+    # Half a step; a scale is off by 2⁻¹¹ of itself, or by 2⁻²⁵, which 127 steps show.
     limit = most / 254 * (1 + 2.0**-10) + 127 * np.maximum(most / 127 * 2.0**-11, 2.0**-25)
     off = np.abs(
         np.pad(exact(stored), ((0, 0), (0, -width % GROUP))).reshape(groups.shape) - groups
