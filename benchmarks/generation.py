@@ -7,10 +7,10 @@ with the same number of threads: regard with weights as float32, bfloat16 and in
 in float32 and bfloat16. They take turns, and wait for their next turn without computing. Timed are
 greedy tokens after a short text, the reading of 512 tokens, and from the start of a process to its
 first token. Shown are medians and, because other programs only slow a call down, minima; CPU time
-is that of all threads. A token reads the weights of all products: their share is that of the machine's
-read bandwidth, which is measured between rounds. The tokens of transformers' float32 have to be
-regard's, and its logits too, up to 1e-4 of the largest. What bfloat16 and int8 cost is shown: the
-perplexity of a text, and how far logits are from those of float32.
+is that of all threads. A token reads the weights of all products: their share is that of the
+machine's read bandwidth, which is measured between rounds. The tokens of transformers' float32 have
+to be regard's, and its logits too, up to 1e-4 of the largest. What bfloat16 and int8 cost is shown:
+the perplexity of a text, and how far logits are from those of float32.
 """
 
 from __future__ import annotations
