@@ -100,7 +100,8 @@ class Program:
     def _pointwise(self, step: Step) -> _Call:
         """An operation number by number; what is decided once is decided here, not in the call."""
         value: Any = OPERATIONS[step.op].value
-        if step.op == "divide" and self.given.get(step.operands[1].step, np.zeros(1)).all():
+        divisor = self.given.get(step.operands[1].step, np.zeros(1)) if step.op == "divide" else 0
+        if np.all(np.asarray(divisor)):
             value = np.divide  # without a look for 0 / 0
         elif step.op == "add" and len(step.operands) == 2:
             value = np.add

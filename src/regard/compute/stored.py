@@ -57,7 +57,7 @@ class Stored:
 
     def numbers(self, which: Any = slice(None)) -> NDArray[np.float32]:
         """Rows of the matrix that is not turned."""
-        rows = self.rows[which]
+        rows: Array = self.rows[which]
         if rows.dtype == np.float16:
             return rows.astype(np.float32)
         if rows.dtype == np.uint16:  # the upper half of a float32
@@ -65,7 +65,7 @@ class Stored:
             bits <<= 16
             return bits.view(np.float32)
         scales, integers = _groups(rows)
-        made = np.multiply(integers, scales.astype(np.float32), dtype=np.float32)
+        made: Array = np.multiply(integers, scales.astype(np.float32), dtype=np.float32)
         return made.reshape(*rows.shape[:-1], integers.shape[-2] * GROUP)[..., : self.width]
 
     def is_finite(self) -> bool:
@@ -85,7 +85,8 @@ Matrix = Array | Stored
 
 def rows_of(matrix: Matrix, which: NDArray[np.int64]) -> Array:
     """Some rows of a table."""
-    return matrix.numbers(which) if isinstance(matrix, Stored) else matrix[which]
+    found: Array = matrix.numbers(which) if isinstance(matrix, Stored) else matrix[which]
+    return found
 
 
 def rounded(numbers: Array, kind: str) -> Stored:
@@ -153,9 +154,11 @@ def _by_blas(x: Array, matrices: Sequence[Matrix], to: Array) -> None:
     start = 0
     for matrix in matrices:
         count = matrix.shape[1]
-        step = max(1, _AT_ONCE // max(1, len(matrix.rows[0]))) if isinstance(matrix, Stored) else 0
-        for first in range(0, count, step or count):
-            last = min(count, first + (step or count))
-            part = matrix.numbers(slice(first, last)).T if isinstance(matrix, Stored) else matrix
-            np.matmul(x, part, out=to[:, start + first : start + last])
+        if isinstance(matrix, Stored):
+            step = max(1, _AT_ONCE // max(1, matrix.width))
+            for first in range(0, count, step):
+                part = matrix.numbers(slice(first, first + step))
+                np.matmul(x, part.T, out=to[:, start + first : start + first + len(part)])
+        else:
+            np.matmul(x, matrix, out=to[:, start : start + count])
         start += count

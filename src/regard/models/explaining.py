@@ -73,7 +73,8 @@ def one_layer(
             at = slice(None) if head is None else one if name == "queries" else one // group
             parts[name] = values[key][0][at]
     if "sink" in own.given:
-        parts["sink"] = own.given["sink"] if head is None else own.given["sink"][one]
+        sink = np.asarray(own.given["sink"])
+        parts["sink"] = sink if head is None else sink[one]
     if (left := config.windows[layer]) is not None:
         parts["window"] = (left, 0)
     problem = Problem(

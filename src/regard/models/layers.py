@@ -114,7 +114,7 @@ class Stack:
 class Reader:
     """Reads tensors by the textbook's names, and knows which were read.
 
-    Matrices are `kept` in so many bytes a number at most; what a file has in fewer stays as it is.
+    Matrices are `kept` in so many bytes a number at most; what a file has in fewer is not rounded.
     """
 
     def __init__(

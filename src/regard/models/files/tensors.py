@@ -58,7 +58,7 @@ def read_tensor(tensor: Tensor, dtype: np.dtype[Any]) -> Array:
 def read_rows(tensor: Tensor) -> Array:
     """A matrix of one of the `NARROW` types as it is stored: a view of the file."""
     with about(tensor.path):
-        kind = np.int8 if tensor.dtype == "Q8_0" else _FLOATS[tensor.dtype]
+        kind = "i1" if tensor.dtype == "Q8_0" else _FLOATS[tensor.dtype]
         return _bytes_of(tensor).view(kind).reshape(tensor.shape[0], -1)
 
 
@@ -92,7 +92,8 @@ def _decode(blocks: Array, kind: str) -> Array:
     """Blocks of 32 numbers: a scale, in Q4_1 what is added, then integers of 8 or 4 bits."""
     scale = blocks[:, :2].view("<f2").astype(np.float32)
     if kind == "Q8_0":
-        return np.multiply(blocks[:, 2:].view(np.int8), scale, dtype=np.float32)
+        whole: Array = np.multiply(blocks[:, 2:].view(np.int8), scale, dtype=np.float32)
+        return whole
     made, half = np.empty((len(blocks), 32), np.float32), blocks[:, -16:]
     made[:, :16] = half & 15
     made[:, 16:] = half >> 4
