@@ -3,11 +3,14 @@
     python benchmarks/generation.py MODEL.gguf [--threads 2] [--rounds 7] [--tokens 32]
 
 MODEL.gguf is of the Llama family, such as SmolLM2-135M-Instruct. Each side is a process of its own
-with the same number of threads; they take turns, and wait for their next turn without computing.
-Timed are greedy tokens after a short text, the reading of 512 tokens, and from the start of a
-process to its first token. Shown are medians and, because other programs only slow a call down,
-minima; CPU time is that of all threads. The tokens of transformers' float32 have to be regard's,
-and its logits too, up to 1e-4 of the largest.
+with the same number of threads: regard with weights as float32, bfloat16 and int8, and transformers
+in float32 and bfloat16. They take turns, and wait for their next turn without computing. Timed are
+greedy tokens after a short text, the reading of 512 tokens, and from the start of a process to its
+first token. Shown are medians and, because other programs only slow a call down, minima; CPU time
+is that of all threads. A token reads the weights of all products: their share is that of the
+machine's read bandwidth, which is measured between rounds. The tokens of transformers' float32 have
+to be regard's, and its logits too, up to 1e-4 of the largest. What bfloat16 and int8 cost is shown:
+the perplexity of a text, and how far logits are from those of float32.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from pathlib import Path
 from typing import Any
 
 TEXT = "The Eiffel Tower is in the city of"
-SIDES = ("regard", "float32", "bfloat16")
+OURS = ("regard", "regard bfloat16", "regard int8")
+THEIRS = ("float32", "bfloat16")
+SIDES = (*OURS, *THEIRS)
 READ = 512
 LOADS = 3
 MOST_DISTANCE = 1e-4  # of logits, as a share of the largest
@@ -53,7 +58,7 @@ def main() -> None:
 
 def work(asked: argparse.Namespace) -> None:
     """Answer one line with one line: what to do and its tokens, the seconds and what came out."""
-    calls = by_regard(asked) if asked.side == "regard" else by_transformers(asked)
+    calls = by_regard(asked) if asked.side in OURS else by_transformers(asked)
     for line in sys.stdin:
         what, ids = json.loads(line)
         wall, cpu = time.perf_counter(), time.process_time()
@@ -65,7 +70,8 @@ def work(asked: argparse.Namespace) -> None:
 def by_regard(asked: argparse.Namespace) -> dict[str, Callable[[list[int]], list[float]]]:
     import regard
 
-    model = regard.models.load(asked.model)
+    kept = asked.side.partition(" ")[2] or "float32"
+    model = regard.models.load(asked.model, dtype=kept)
 
     def write(ids: list[int], count: int = asked.tokens) -> list[float]:
         tokens = model.tokenizer.of_ids(as_array(ids))
@@ -75,7 +81,39 @@ def by_regard(asked: argparse.Namespace) -> dict[str, Callable[[list[int]], list
         "write": write,
         "first": lambda ids: write(ids, 1),
         "read": lambda ids: model.logits(model.tokenizer.of_ids(as_array(ids))).tolist(),
+        "perplexity": lambda ids: [perplexity(model, ids)],
+        "bandwidth": lambda ids: [bandwidth(asked.threads)],
+        "bytes": lambda ids: [float(weights(model.stack))],
     }
+
+
+def perplexity(model: Any, ids: list[int]) -> float:
+    """How many tokens each one of a text was as unlikely as one of, on average."""
+    import numpy as np
+
+    logits = model.logits(as_array(ids), None)[:-1].astype(np.float64)
+    logits -= logits.max(axis=-1, keepdims=True)
+    said = logits[np.arange(len(ids) - 1), ids[1:]]
+    return float(np.exp(np.mean(np.log(np.exp(logits).sum(axis=-1)) - said)))
+
+
+def bandwidth(threads: int) -> float:
+    """Bytes a second that so many threads read at most."""
+    import numpy as np
+
+    from regard.compute import native
+
+    data = np.ones(2**26, np.float32)  # more than the caches hold
+    return float(native.module.read_bandwidth(data, threads, 0.5, native.target))
+
+
+def weights(stack: Any) -> int:
+    """Bytes of all matrices that a token is multiplied by."""
+    from regard.compute.stored import Stored
+
+    found = [one for layer in stack.layers for name, one in layer.given.items() if "W_" in name]
+    found.append(stack.tables["unembedding"])
+    return sum(one.rows.nbytes if isinstance(one, Stored) else one.nbytes for one in found)
 
 
 def by_transformers(asked: argparse.Namespace) -> dict[str, Callable[[list[int]], list[float]]]:
@@ -160,7 +198,12 @@ def written(model: str, folder: str) -> dict[str, list[int]]:
     theirs.load_state_dict(state)
     theirs.save_pretrained(folder)
     drawn = np.random.default_rng(0).integers(0, config.vocabulary, READ)
-    return {"write": ours.tokens(TEXT).ids.tolist(), "read": drawn.tolist()}
+    said = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    return {
+        "write": ours.tokens(TEXT).ids.tolist(),
+        "read": drawn.tolist(),
+        "perplexity": ours.tokens(said, truncate=True).ids[: 2 * READ].tolist(),
+    }
 
 
 # --- their turns ---------------------------------------------------------------------------------
@@ -208,14 +251,23 @@ def compare(asked: argparse.Namespace, folder: str, ids: dict[str, list[int]]) -
             walls.setdefault((name, "first"), []).append(time.perf_counter() - begin)
             side.end()
     sides = {name: Side(name, asked, folder) for name in SIDES}
-    verify({name: {what: side(what, own)[2] for what, own in ids.items()}
-            for name, side in sides.items()})  # fmt: skip
+    said = ids.pop("perplexity")
+    found = {name: {what: side(what, own)[2] for what, own in ids.items()}
+             for name, side in sides.items()}  # fmt: skip
+    verify(found)
+    for name in OURS:
+        off = rms(found[name]["read"], found["regard"]["read"])
+        unlike = sides[name]("perplexity", said)[2][0]
+        print(f"{name:<18} perplexity {unlike:.4f}, logits {off:.1e} of their size from float32's")
+    sizes = {name: sides[name]("bytes", [])[2][0] for name in OURS}
+    speeds: list[float] = []
     for number in range(asked.rounds):
         for name in SIDES if number % 2 else SIDES[::-1]:
             for what, own in ids.items():
                 wall, cpu, _ = sides[name](what, own)
                 walls.setdefault((name, what), []).append(wall)
                 cpus.setdefault((name, what), []).append(cpu)
+        speeds.append(sides["regard"]("bandwidth", [])[2][0])
     memory = {name: side.end() for name, side in sides.items()}
     print(f"{asked.threads} threads, medians (minima) of {asked.rounds}; peaks of memory in MB")
     print(f"{'':<22}", *(f"{name:>20}" for name in SIDES))
@@ -227,14 +279,33 @@ def compare(asked: argparse.Namespace, folder: str, ids: dict[str, list[int]]) -
                 two = [of / x if times is walls else 1e3 * x / of for x in two]
                 cells.append(f"{two[0]:>9.1f} ({two[1]:>8.1f})")
             print(f"{title:<22}", *cells)
-        for name in SIDES[1:]:
-            theirs, ours = walls[name, what], walls["regard", what]
+        for one, other in (
+            *((OURS[0], name) for name in THEIRS),
+            *((name, OURS[0]) for name in OURS),
+        ):
+            ours, theirs = walls[one, what], walls[other, what]
             middle = statistics.median(theirs) / statistics.median(ours)
-            print(f"  {middle:.2f} ({min(theirs) / min(ours):.2f}) × {name}")
+            print(f"  {one}: {middle:.2f} ({min(theirs) / min(ours):.2f}) × {other}")
+    fastest = max(speeds)
+    print(f"read bandwidth, GB/s: {', '.join(f'{one / 1e9:.1f}' for one in speeds)}")
+    for name in OURS:
+        least = sizes[name] / fastest * asked.tokens
+        shares = [least / one for one in (statistics.median(walls[name, "write"]),
+                                          min(walls[name, "write"]))]  # fmt: skip
+        print(
+            f"  {name}: {sizes[name] / 1e6:.0f} MB a token, {shares[0]:.0%} ({shares[1]:.0%}) of it"
+        )
     times = [walls[name, "first"] for name in SIDES]
     cells = [f"{statistics.median(one):>9.2f} ({min(one):>8.2f})" for one in times]
     print(f"{'first token after, s':<22}", *cells)
     print(f"{'peak, MB':<22}", *(f"{memory[name]:>20.0f}" for name in SIDES))
+
+
+def rms(one: list[float], other: list[float]) -> float:
+    """How far numbers are from others, by the root of mean squares about their mean."""
+    middle = statistics.fmean(other)
+    away = statistics.fmean((a - b) ** 2 for a, b in zip(one, other, strict=True))
+    return (away / statistics.fmean((b - middle) ** 2 for b in other)) ** 0.5
 
 
 def verify(found: dict[str, dict[str, list[float]]]) -> None:

@@ -38,7 +38,7 @@ def test_some_random_calls_are_answered_rightly():
 
 def test_some_random_gradients_caches_and_merges_are_right():
     kinds = {draw_more(seed)["kind"] for seed in range(150)}
-    assert kinds == {"gradients", "cache", "merge"}
+    assert kinds == {"gradients", "cache", "merge", "product"}
     for seed in range(150):
         assert failure(draw_more(seed)) == "", f"seed {seed}"
 

@@ -610,7 +610,12 @@ def test_a_directory_that_is_not_there_is_said_to_be_missing(tmp_path):
 
 def test_arguments_of_the_wrong_kind_are_refused(folder, encoder: Encoder):
     for dtype in ("float16", "int32", "no", None, object()):
-        with pytest.raises(DtypeError, match="dtype must be float32 or float64"):
+        with pytest.raises(
+            DtypeError, match="dtype must be one of float64, float32, bfloat16, int8"
+        ):
+            regard.models.load(folder, dtype=dtype)
+    for dtype in ("bfloat16", "int8"):
+        with pytest.raises(OptionError, match=f"dtype is {dtype}, which is for language models"):
             regard.models.load(folder, dtype=dtype)
     with pytest.raises(DtypeError, match="text must be a string"):
         encoder.encode([3])

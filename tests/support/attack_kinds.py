@@ -1,4 +1,4 @@
-"""Random calls of the rest: gradients, caches step by step with positions, merges of parts.
+"""Random calls of the rest: gradients, caches step by step, merges of parts, products with weights.
 
 As in `attack_calls`, a call is a plain dictionary. Owns what each kind draws and when it is right.
 Must not know how any kernel works.
@@ -16,6 +16,9 @@ import regard
 from attack_calls import DTYPES, Call
 from calls import PATHS, on_path
 from gradient_check import check_gradients
+from products import KINDS as WEIGHTS
+from products import bound, exact, kept
+from regard.compute.stored import product
 from regard.positions import Alibi, Rotary
 
 LONG = np.longdouble
@@ -179,8 +182,48 @@ def _check_merge(call: Call, rng: np.random.Generator) -> None:
     assert (off <= limit).all(), f"lse: {float((off / limit).max(initial=0))} bounds"
 
 
+# --- products with weights -----------------------------------------------------------------------
+
+
+def _draw_product(r: random.Random) -> Call:
+    return {
+        "weights": r.choice(WEIGHTS),
+        "rows": r.choice([0, 1, 1, 2, 3, 4, 5, 8, 9, 65]),
+        "columns": r.choice([1, 2, 7, 31, 32, 33, 63, 64, 65, 100, 257, 576]),
+        "parts": [r.choice([0, 1, 2, 5, 33, 500]) for _ in range(r.randint(1, 3))],
+        "alone": r.randint(0, 64),
+        "power": r.choice([0, 0, -20, 20]),
+    }
+
+
+def _check_product(call: Call, rng: np.random.Generator) -> None:
+    """Each number is its sum, and a row alone has the same bytes."""
+    x = _numbers(rng, "float32", call["rows"], call["columns"]) * np.float32(2.0 ** call["power"])
+    parts = [
+        kept(_numbers(rng, "float32", rows, call["columns"]), call["weights"])
+        for rows in call["parts"]
+    ]
+    multiply = product([one.T for one in parts], np.dtype(np.float32))
+    with on_path(call["path"]):
+        found = multiply(x)
+        one = slice(call["alone"], call["alone"] + 1)
+        alone = multiply(x[one])
+    few = call["rows"] <= (8 if call["weights"] == "float32" else 64)
+    whole = np.concatenate([exact(one) for one in parts])
+    off = np.abs(found - x.astype(np.float64) @ whole.T)
+    if few:
+        limits = [bound(x, one, call["path"].partition(":")[2]) for one in parts]
+        limit = np.concatenate(limits, axis=1)
+        assert alone.tobytes() == np.ascontiguousarray(found[one]).tobytes(), "a row alone differs"
+    else:
+        sizes = np.abs(x.astype(np.float64)) @ np.abs(whole).T
+        limit = (2 * call["columns"] + 1) * 2.0**-24 * sizes + 2.0**-140
+    assert (off <= limit).all(), f"product: {float((off / limit).max())} bounds"
+
+
 KINDS: dict[str, tuple[Callable[[random.Random], Call], Callable[..., None]]] = {
     "gradients": (_draw_gradients, _check_gradients),
     "cache": (_draw_cache, _check_cache),
     "merge": (_draw_merge, _check_merge),
+    "product": (_draw_product, _check_product),
 }

@@ -1,8 +1,8 @@
 """Declared steps as calls on whole arrays, for answers without intermediates.
 
-The steps are the textbook's; the order of sums is that of the machine's BLAS, so bytes depend on
-it, on threads and on the batch. `evaluation` computes the same steps block by block, and keeps
-them. Must not know any formula.
+The steps are the textbook's; products are those of `stored`, so for many rows bytes depend on BLAS,
+on threads and on the batch. `evaluation` computes the same steps block by block, and keeps them.
+Must not know any formula.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.compute.stored import Matrix, product
 from regard.textbook.operations import OPERATIONS
 from regard.textbook.steps import Ref, Step
 
@@ -29,7 +30,7 @@ class Program:
     def __init__(
         self,
         steps: Sequence[Step],
-        given: Mapping[str, Array],
+        given: Mapping[str, Matrix],
         heads: Mapping[str, int],
         dtype: np.dtype[Any],
         *,
@@ -52,30 +53,30 @@ class Program:
         return values
 
     def _calls(self, steps: Iterable[Step]) -> Iterator[tuple[str, _Call]]:
-        """Names and calls. Products of the same rows with parts of one matrix are one product.
-
-        `given` has such a matrix under the names of its parts, as in "W_q W_k W_v".
-        """
-        whole_of = {part: name for name in self.given if " " in name for part in name.split()}
-        made: set[str] = set()
-        for step in steps:
-            matrix = step.operands[1].step if step.op == "dot" else ""
-            if matrix not in whole_of:
+        """Names and calls. Products of the same rows with several matrices are one product."""
+        listed = [*steps]
+        of_rows: dict[str, list[Step]] = {}
+        for step in listed:
+            if step.op == "dot":
+                of_rows.setdefault(step.operands[0].step, []).append(step)
+        for step in listed:
+            if step.op != "dot":
                 yield step.name, self._call(step)
                 continue
-            whole = whole_of[matrix]
-            if whole not in made:
-                yield whole, _product(step.operands[0].step, self.given[whole])
-                made.add(whole)
-            before = whole.split()[: whole.split().index(matrix)]
-            start = sum(self.given[name].shape[1] for name in before)
-            yield step.name, _columns(whole, start, start + self.given[matrix].shape[1])
+            rows = step.operands[0].step
+            together = of_rows[rows]
+            matrices = [self._matrix(one) for one in together]
+            whole = " ".join(one.name for one in together)
+            if step is together[0]:
+                yield whole, _product(rows, matrices, self.dtype)
+            if len(together) > 1:
+                before = matrices[: together.index(step)]
+                start = sum(one.shape[1] for one in before)
+                yield step.name, _columns(whole, start, start + matrices[len(before)].shape[1])
 
     def _call(self, step: Step) -> _Call:
         first = step.operands[0].step
         match step.op:
-            case "dot":
-                return self._product(step)
             case "row_dot":
                 second = step.operands[1].step
                 return lambda values: np.vecdot(values[first], values[second])
@@ -90,18 +91,17 @@ class Program:
                 return lambda values: _merged(values[first])
         return self._pointwise(step)
 
-    def _product(self, step: Step) -> _Call:
-        """Rows times a matrix of weights, all rows of a batch at once."""
-        rows, columns = step.operands
+    def _matrix(self, step: Step) -> Matrix:
+        """The weights of a product, (K, N)."""
+        columns = step.operands[1]
         weight = self.given[columns.step]
-        if columns.index[0] != step.running:
-            weight = weight.T
-        return _product(rows.step, weight)
+        return weight if columns.index[0] == step.running else weight.T
 
     def _pointwise(self, step: Step) -> _Call:
         """An operation number by number; what is decided once is decided here, not in the call."""
         value: Any = OPERATIONS[step.op].value
-        if step.op == "divide" and self.given.get(step.operands[1].step, np.zeros(1)).all():
+        divisor = self.given.get(step.operands[1].step, np.zeros(1)) if step.op == "divide" else 0
+        if np.all(np.asarray(divisor)):
             value = np.divide  # without a look for 0 / 0
         elif step.op == "add" and len(step.operands) == 2:
             value = np.add
@@ -134,18 +134,9 @@ class Program:
         return lambda values: values[name]
 
 
-def _product(name: str, weight: Array) -> _Call:
-    width = weight.shape[1]
-
-    def product(values: Values) -> Array:
-        x = values[name]
-        if len(x) == 1:
-            row: Array = np.matmul(x, weight)
-            return row
-        flat = x.reshape(-1, x.shape[-1]) @ weight
-        return flat.reshape(*x.shape[:-1], width)
-
-    return product
+def _product(name: str, matrices: Sequence[Matrix], dtype: np.dtype[Any]) -> _Call:
+    multiply = product(matrices, dtype)
+    return lambda values: multiply(values[name])
 
 
 def _columns(name: str, start: int, end: int) -> _Call:

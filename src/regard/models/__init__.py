@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.files import about, file_name
-from regard.errors import DtypeError, ProblemError, safe_text
+from regard.errors import DtypeError, OptionError, ProblemError, safe_text
 from regard.explanation.overview import Overview
 from regard.models.architecture import FAMILIES, Architecture, describe, describe_gguf, names_of
 from regard.models.encoder import Encoder
@@ -22,7 +22,7 @@ from regard.models.files.gguf import read_gguf
 from regard.models.files.safetensors import CONFIG, WHOLE, find_tensors, read_table
 from regard.models.generation import Candidate, Generation, Step
 from regard.models.language import LanguageModel, Run
-from regard.models.layers import Reader
+from regard.models.layers import KEPT, Reader
 from regard.models.pooling import read_pooling
 from regard.models.text.chat import Template, template_of
 from regard.models.text.tokenizer import Tokens, read_tokenizer, tokenizer_of_gguf
@@ -44,10 +44,14 @@ def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encode
         With config.json, model.safetensors (or model.safetensors.index.json and its shards) and
         tokenizer.json or vocab.txt. An optional modules.json, from sentence-transformers, says how
         token states are pooled. Or a file whose name ends in .gguf, which has all of this.
-    dtype : "float32" or "float64"
-        For all computation. Weights may be float16, bfloat16, float32 or float64, and quantised in
-        GGUF: Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K. Those of this type are read from the file when
-        they are used; others are converted once.
+    dtype : "float32", "float64", "bfloat16" or "int8"
+        What the weights of products are kept as; all else is computed in float32, or in float64.
+        "bfloat16" and "int8", for language models, round weights that a file has in more bytes;
+        a token then takes less time, because it reads less. int8 has groups of 32 with a scale
+        each, as Q8_0 of GGUF files; docs/language-models.md has the errors. Weights may be
+        float16, bfloat16, float32 or float64, and quantised in GGUF: Q8_0, Q4_0, Q4_1, Q4_K, Q5_K,
+        Q6_K. Those of a language model that have no more bytes in their file than here stay there,
+        if they are float32, bfloat16, float16 or Q8_0; others are converted once.
 
     Returns
     -------
@@ -72,10 +76,10 @@ def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encode
     Devlin et al., "BERT" (2019); Reimers, Gurevych, "Sentence-BERT" (2019); Radford et al.,
     "Language Models are Unsupervised Multitask Learners" (2019); Touvron et al., "Llama" (2023).
     """
-    working = _working(dtype)
+    kept = _kept(dtype)
     path = file_name(directory)
     if path.endswith(".gguf") and not os.path.isdir(path):
-        return _of_gguf(path, working)
+        return _of_gguf(path, kept)
     if not os.path.isdir(path):
         what = "is not a directory" if os.path.lexists(path) else "does not exist"
         with about(path):
@@ -87,21 +91,26 @@ def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encode
         config = describe(table)
     tokenizer = read_tokenizer(below, config.vocabulary, config.types)
     place, tensors = find_tensors(below)
-    stack = Reader(place, tensors, names_of(config, tensors), config, working).stack()
+    if not config.family.causal and KEPT[kept] < 4:
+        raise OptionError(
+            f"dtype is {kept}, which is for language models; an encoder multiplies many rows at "
+            "once by its weights, and takes float32 or float64"
+        )
+    stack = Reader(place, tensors, names_of(config, tensors), config, kept).stack()
     if not config.family.causal:
-        return Encoder(path, config, stack, tokenizer, pooling, working)
+        return Encoder(path, config, stack, tokenizer, pooling, stack.dtype)
     generation = read_table(below, "generation_config.json", needed=False)[1]
     ends = _ids(generation.get("eos_token_id", table.get("eos_token_id")), config)
     return LanguageModel(path, config, stack, tokenizer, ends, template_of(below))
 
 
-def _of_gguf(path: str, dtype: np.dtype[Any]) -> LanguageModel:
+def _of_gguf(path: str, kept: str) -> LanguageModel:
     said, tensors = read_gguf(path)
     with about(path):
         config = describe_gguf(said, tensors)
     tokenizer = tokenizer_of_gguf(path, said, config.vocabulary)
     names = names_of(config, tensors, gguf=True)
-    stack = Reader(path, tensors, names, config, dtype).stack()
+    stack = Reader(path, tensors, names, config, kept).stack()
     keys = ("eos_token_id", "eot_token_id")
     ends = _ids([said.get(f"tokenizer.ggml.{key}") for key in keys], config)
     text, template = said.get("tokenizer.chat_template"), None
@@ -128,9 +137,10 @@ def _ids(found: Any, config: Architecture) -> tuple[int, ...]:
     )
 
 
-def _working(dtype: Any) -> np.dtype[Any]:
-    for known in (np.dtype(np.float32), np.dtype(np.float64)):
-        with suppress(TypeError):  # not a dtype
-            if dtype is not None and np.dtype(dtype) == known:
-                return known
-    raise DtypeError(f"dtype must be float32 or float64, not {safe_text(repr(dtype), 60)}")
+def _kept(dtype: Any) -> str:
+    named = dtype
+    with suppress(TypeError):  # not a dtype, or one that NumPy does not have
+        named = dtype if dtype is None else np.dtype(dtype).name
+    if isinstance(named, str) and named in KEPT:
+        return named
+    raise DtypeError(f"dtype must be one of {', '.join(KEPT)}, not {safe_text(repr(dtype), 60)}")

@@ -14,6 +14,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.compute.evaluation import Run as Evaluation
 from regard.compute.positioned import Rotation
+from regard.compute.stored import Matrix, rows_of
 from regard.errors import LabelError, OptionError
 from regard.explanation.build import explain_problem
 from regard.explanation.labels import as_index
@@ -53,7 +54,7 @@ def one_layer(
         which = f"layer {layer} of {config.layers}, head {one} of {config.heads}, from 0"
     if own.names[:2] == ("queries", "keys"):
         parts: dict[str, Any] = {
-            name: own.given[name]
+            name: np.asarray(own.given[name])
             for name in (f"{kind}_{letter}" for letter in "qkvo" for kind in "Wb")
             if name in own.given and (head is None or not name.endswith("o"))
         }
@@ -72,7 +73,8 @@ def one_layer(
             at = slice(None) if head is None else one if name == "queries" else one // group
             parts[name] = values[key][0][at]
     if "sink" in own.given:
-        parts["sink"] = own.given["sink"] if head is None else own.given["sink"][one]
+        sink = np.asarray(own.given["sink"])
+        parts["sink"] = sink if head is None else sink[one]
     if (left := config.windows[layer]) is not None:
         parts["window"] = (left, 0)
     problem = Problem(
@@ -116,20 +118,20 @@ def whole(read: Read) -> Explanation:
     return Explanation.of(Trace(evaluation, read.text, note, labels))
 
 
-def _outside(stack: Stack, ids: NDArray[np.int64]) -> dict[str, Array]:
+def _outside(stack: Stack, ids: NDArray[np.int64]) -> dict[str, Matrix]:
     """What the steps outside the layers are given, and what all layers share."""
     config, tables, numbers = stack.config, stack.tables, np.unique(ids)
-    given: dict[str, Array] = {
+    given: dict[str, Matrix] = {
         "tokens": ids,
         "token_numbers": numbers,
-        "token_table": tables["token_table"][numbers],
+        "token_table": rows_of(tables["token_table"], numbers),
         "unembedding": tables["unembedding"],
         "query_positions": np.arange(len(ids)),
         "key_positions": np.arange(len(ids)),
         **stack.norms["final"][1],
     }
     if "positions_table" in tables:
-        given["positions_vectors"] = tables["positions_table"][: len(ids)]
+        given["positions_vectors"] = rows_of(tables["positions_table"], np.arange(len(ids)))
     for name in ("embedding_scale", "logits_softcap", "softcap", "scale"):
         if (value := getattr(config, name)) is not None:
             given[name] = np.asarray(float(value))

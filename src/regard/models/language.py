@@ -16,6 +16,7 @@ import numpy as np
 from regard.boundary.arguments import as_int, as_integers
 from regard.boundary.arrays import Array
 from regard.compute.kv_cache import KVCache
+from regard.compute.kv_step import step
 from regard.errors import DtypeError, OptionError, safe_text
 from regard.explanation.labels import as_index
 from regard.models.architecture import Architecture
@@ -97,6 +98,8 @@ class Memory:
 
         def attend(number: int, query: Array, key: Array, value: Array) -> Array:
             cache = self.caches[number]
+            if lengths is None:
+                return step(cache, query, key, value, **options[number])
             cache.append(key, value, lengths=lengths)
             output: Array = cache.attend(query, **options[number])
             return output
@@ -172,7 +175,7 @@ class LanguageModel:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of all numbers."""
+        """The type of all numbers that are computed."""
         return self.stack.dtype
 
     def tokens(self, text: str, *, truncate: bool = False) -> Tokens:
@@ -379,7 +382,7 @@ class LanguageModel:
         config = self.config
         return (
             f"LanguageModel({safe_text(self.path, 200)}: {config.kind}, {config.layers} layers × "
-            f"{config.heads} heads, {config.width} wide, {self.dtype})"
+            f"{config.heads} heads, {config.width} wide, {self.stack.kept})"
         )
 
 

@@ -15,10 +15,12 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.files import about
+from regard.compute import native
 from regard.compute.program import Program
-from regard.errors import ProblemError, safe_text
+from regard.compute.stored import Matrix, Stored, product, rounded, rows_of
+from regard.errors import OptionError, ProblemError, safe_text
 from regard.models.architecture import Architecture, Names
-from regard.models.files.tensors import Tensor, read_tensor
+from regard.models.files.tensors import NARROW, Tensor, read_rows, read_tensor
 from regard.textbook.block import Layer, layer, norm
 from regard.textbook.operations import OPERATIONS
 
@@ -28,10 +30,9 @@ if TYPE_CHECKING:
 # From queries, keys and values (B, H, L, D) to outputs, in layer `number`.
 Attend = Callable[[int, Array, Array, Array], Array]
 _SCALE, _SHIFT = ("weight", "gamma"), ("bias", "beta")
-_TOGETHER = ("W_q", "W_k", "W_v"), ("W_gate", "W_up")
 _READY = {"queries": "normed_queries", "keys": "normed_keys", "values": "values"}
-# Logits that are computed at once: 64 MiB in float32.
-LOGITS_AT_ONCE = 2**24
+# What weights are kept as, and the bytes of a number.
+KEPT = {"float64": 8, "float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,7 @@ class OneLayer:
     """A layer with its weights, as two programs: what is before its attention, and after."""
 
     form: Layer
-    given: Mapping[str, Array]
+    given: Mapping[str, Matrix]
     before: Program
     after: Program
     names: tuple[str, ...]  # the steps that attention reads
@@ -57,22 +58,28 @@ class Stack:
     """All weights of a model, and what is computed outside its layers."""
 
     config: Architecture
-    tables: Mapping[str, Array]  # token_table, positions_table, types_table, unembedding
+    tables: Mapping[str, Matrix]  # token_table, positions_table, types_table, unembedding
     layers: tuple[OneLayer, ...]
     norms: Mapping[str, tuple[Layer, Mapping[str, Array], Program]]  # of embeddings, and the final
-    dtype: np.dtype[Any]
+    kept: str  # as which weights are
+    unembed: Callable[[Array], Array] | None = None  # to logits
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of all numbers that are computed."""
+        return np.dtype(np.float64 if self.kept == "float64" else np.float32)
 
     def embed(
         self, ids: NDArray[np.int64], places: NDArray[np.int64], types: Array | None = None
     ) -> Array:
         """The input of the first layer, for tokens (B, L) at places (B, L) or (L,)."""
-        x = self.tables["token_table"][ids].astype(self.dtype, copy=False)
+        x = rows_of(self.tables["token_table"], ids).astype(self.dtype, copy=False)
         if self.config.embedding_scale is not None:
             x *= self.dtype.type(self.config.embedding_scale)
         if "positions_table" in self.tables:
-            x = x + self.tables["positions_table"][places]
+            x = x + rows_of(self.tables["positions_table"], places)
         if types is not None and "types_table" in self.tables:
-            x += self.tables["types_table"][types]
+            x += rows_of(self.tables["types_table"], types)
         return self._norm("normed_embeddings", x)
 
     def states(self, x: Array, attend: Attend) -> Iterator[Array]:
@@ -90,17 +97,13 @@ class Stack:
 
     def logits(self, hidden: Array) -> Array:
         """How likely each token is next, (…, V), for states of the last layer (…, M)."""
-        flat = self._norm("final", hidden.reshape(-1, hidden.shape[-1]))
-        table = self.tables["unembedding"]
-        made = np.empty((len(flat), len(table)), self.dtype)
-        step = max(1, LOGITS_AT_ONCE // len(table))
-        for start in range(0, len(flat), step):
-            np.matmul(flat[start : start + step], table.T, out=made[start : start + step])
+        assert self.unembed is not None
+        made = self.unembed(self._norm("final", hidden))
         if self.config.logits_softcap is not None:
             cap = OPERATIONS["softcap"].value
             assert cap is not None
             made = cap(made, self.config.logits_softcap).astype(self.dtype)
-        return made.reshape(*hidden.shape[:-1], -1)
+        return made
 
     def _norm(self, name: str, x: Array) -> Array:
         if name not in self.norms:
@@ -108,21 +111,11 @@ class Stack:
         return self.norms[name][2]({"embeddings": x})[name]
 
 
-def _joined(given: Mapping[str, Array], parts: tuple[str, ...]) -> dict[str, Array]:
-    """Matrices that the same rows are multiplied by, in one array, so that one product has all.
-
-    Views of a file stay what they are: they would be read at once, and need memory of their own.
-    """
-    found = [given[name].T for name in parts if name in given]
-    if len(found) < len(parts) or not all(one.flags.writeable for one in found):
-        return {}
-    whole = np.concatenate(found).T
-    columns = np.split(whole, np.cumsum([len(one) for one in found])[:-1], axis=1)
-    return {" ".join(parts): whole, **dict(zip(parts, columns, strict=True))}
-
-
 class Reader:
-    """Reads tensors by the textbook's names, and knows which were read."""
+    """Reads tensors by the textbook's names, and knows which were read.
+
+    Matrices are `kept` in so many bytes a number at most; what a file has in fewer is not rounded.
+    """
 
     def __init__(
         self,
@@ -130,15 +123,16 @@ class Reader:
         tensors: Mapping[str, Tensor],
         names: Names,
         config: Architecture,
-        dtype: np.dtype[Any],
+        kept: str,
     ) -> None:
         self.place, self.tensors, self.names = place, tensors, names
-        self.config, self.dtype = config, dtype
+        self.config, self.kept = config, kept
+        self.dtype = np.dtype(np.float64 if kept == "float64" else np.float32)
         self.used: set[str] = set()
 
     def stack(self) -> Stack:
         """All weights."""
-        config, tables = self.config, dict[str, Array]()
+        config, tables = self.config, dict[str, Matrix]()
         width = config.width
         for name, rows in (
             ("token_table", config.vocabulary),
@@ -151,6 +145,8 @@ class Reader:
                 if name == "unembedding" and config.tied:
                     tables[name] = tables["token_table"]
                     self.used |= {f"{stored}.weight"}
+                elif name in ("token_table", "unembedding"):
+                    tables[name] = self._matrix(stored, (rows, width))
                 else:
                     tables[name] = self.read(stored, ("weight",), (rows, width))
         norms = {
@@ -161,7 +157,8 @@ class Reader:
         layers = tuple(self._layer(number) for number in range(config.layers))
         if config.family.causal:
             self._check_all_used()
-        return Stack(config, tables, layers, norms, self.dtype)
+        unembed = product([tables["unembedding"].T], self.dtype) if config.family.causal else None
+        return Stack(config, tables, layers, norms, self.kept, unembed)
 
     def _numbers(self) -> dict[str, Array]:
         config = self.config
@@ -187,7 +184,7 @@ class Reader:
             **dict.fromkeys(("W_k", "W_v"), config.key_heads * config.head_width),
             **dict.fromkeys(("W_gate", "W_up"), config.inner),
         }
-        given: dict[str, Array] = {}
+        given: dict[str, Matrix] = {}
         for name, template in self.names.of_layer.items():
             stored = template.format(number)
             if name == "sink":
@@ -203,8 +200,6 @@ class Reader:
             given |= self._linear(parts, sizes, into.get(parts[0], config.width), stored)
         form = config.form(frozenset(given))
         given |= self._numbers()
-        for together in _TOGETHER:
-            given |= _joined(given, together)
         steps = layer(form)
         there = {step.name for step in steps}
         names = tuple(step if step in there else plain for plain, step in _READY.items())
@@ -217,18 +212,16 @@ class Reader:
 
     def _linear(
         self, parts: list[str], sizes: list[int], width: int, stored: str
-    ) -> dict[str, Array]:
+    ) -> dict[str, Matrix]:
         """W (in, out) and b of each part, which are stored together."""
         total, turned = sum(sizes), self.names.turned
-        shape = (width, total) if turned else (total, width)
-        weight = self.read(stored, ("weight",), shape)
-        weight = weight if turned else weight.T
-        given, start = {}, 0
+        weight = self._matrix(stored, (width, total) if turned else (total, width), turned)
+        given, start = dict[str, Matrix](), 0
         bias = None
         if self.config.family.norm == "layer" or f"{stored}.bias" in self.tensors:
             bias = self.read(stored, ("bias",), (total,))
         for part, size in zip(parts, sizes, strict=True):
-            given[part] = weight[:, start : start + size]
+            given[part] = weight[start : start + size].T
             if bias is not None:
                 given[f"b{part[1:]}"] = bias[start : start + size]
             start += size
@@ -245,6 +238,39 @@ class Reader:
 
     def read(self, name: str, endings: tuple[str, ...], shape: tuple[int, ...]) -> Array:
         """The tensor of that name with one of the endings."""
+        tensor = self._find(name, endings, shape)
+        with about(tensor.path):
+            numbers = read_tensor(tensor, self.dtype)
+            self._check_finite(tensor, np.isfinite(numbers).all())
+        return numbers
+
+    def _matrix(self, name: str, shape: tuple[int, int], turned: bool = False) -> Matrix:
+        """A matrix as rows (N, K) that a product reads; `turned`, its tensor is (K, N)."""
+        tensor, bytes_of = self._find(name, ("weight",), shape), KEPT[self.kept]
+        narrow = self.config.family.causal and self.kept != "float64" and native.BUILT
+        if narrow and NARROW.get(tensor.dtype, 8) <= bytes_of:
+            rows = read_rows(tensor)
+            stored = Stored(np.ascontiguousarray(rows.T) if turned else rows, shape[not turned])
+            with about(tensor.path):
+                self._check_finite(tensor, stored.is_finite())
+            return stored
+        numbers = self.read(name, ("weight",), shape)
+        numbers = numbers.T if turned else numbers
+        if bytes_of >= numbers.itemsize:
+            return numbers
+        with about(tensor.path):
+            try:
+                stored = rounded(numbers, self.kept)
+            except OptionError as error:
+                raise ProblemError(f"{safe_text(tensor.name, 120)} {error}") from None
+        return stored if native.BUILT else stored.numbers()
+
+    def _check_finite(self, tensor: Tensor, finite: Any) -> None:
+        if self.config.family.causal and not finite:
+            own = safe_text(tensor.name, 120)
+            raise ProblemError(f"{own} has numbers that are NaN or infinite; it is damaged")
+
+    def _find(self, name: str, endings: tuple[str, ...], shape: tuple[int, ...]) -> Tensor:
         names = [f"{name}.{ending}" for ending in endings]
         tensor = next((self.tensors[one] for one in names if one in self.tensors), None)
         said = self.names.said
@@ -254,17 +280,14 @@ class Reader:
                     f"there is no tensor {' or '.join(names)} of shape {shape}, which {said} and "
                     f"model_type {self.config.kind} require"
                 )
-        own = safe_text(tensor.name, 120)
-        with about(tensor.path):
-            if tensor.shape != shape:
+        if tensor.shape != shape:
+            own = safe_text(tensor.name, 120)
+            with about(tensor.path):
                 raise ProblemError(
                     f"{own} has the shape {tensor.shape}, but {said} requires {shape}"
                 )
-            self.used.add(tensor.name)
-            numbers = read_tensor(tensor, self.dtype)
-            if self.config.family.causal and not np.isfinite(numbers).all():
-                raise ProblemError(f"{own} has numbers that are NaN or infinite; it is damaged")
-        return numbers
+        self.used.add(tensor.name)
+        return tensor
 
     def _check_all_used(self) -> None:
         """Refuse tensors that the description does not have: they would change what is computed."""

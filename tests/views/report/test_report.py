@@ -26,7 +26,7 @@ from regard.views.head_view import Head
 from regard.views.report import page
 from regard.views.report.json_data import page_data
 from regard.views.report.plan import make_plan, pooled
-from regard.views.report.tables import printed, rounded
+from regard.views.report.tables import printed
 from regard.views.report.whatif import MASKED, conditions, form_of, switches, variants
 
 NOISE = 2.0**-45  # of the largest number: what adding up may leave where the sum is 0

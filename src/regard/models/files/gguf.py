@@ -125,6 +125,19 @@ class _Header:
         size = int(self.number("<Q"))
         return bytes(self.take(size)).decode("utf-8", "replace")
 
+    def texts(self, count: int) -> list[str]:
+        """Many of them: a vocabulary has some hundred thousand."""
+        data, at, found = self.data, self.at, list[str]()
+        for _ in range(count):
+            begin = at + 8
+            end = begin + int.from_bytes(data[at:begin], "little")
+            if end > len(data):
+                break
+            found.append(str(data[begin:end], "utf-8", "replace"))
+            at = end
+        self.at = at
+        return found + [self.text() for _ in range(count - len(found))]
+
     def value(self, kind: int) -> Any:
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
@@ -135,7 +148,7 @@ class _Header:
         kind = self.number("<I")
         count = self.count("<Q", "elements of an array")
         if kind == _TEXT:
-            return [self.text() for _ in range(count)]
+            return self.texts(count)
         if kind not in _SCALARS:
             raise ProblemError(f"has an array of the type number {kind}, which is not known")
         letter = np.dtype(_SCALARS[kind])

@@ -5,7 +5,7 @@ Owns the types of numbers that weights are stored in. Must not know how a header
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ BLOCKS = {
 }
 # Bytes of a quantised tensor that are converted at once.
 _AT_ONCE = 2**17
+# What a product reads as it is stored, and how many bytes a number has, about.
+NARROW = {"F16": 2, "BF16": 2, "Q8_0": 1}
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,7 @@ class Tensor:
 def read_tensor(tensor: Tensor, dtype: np.dtype[Any]) -> Array:
     """The numbers of a tensor, as float32 or float64; of that type already, a view of the file."""
     with about(tensor.path):
-        name = safe_text(tensor.name, 120)
-        if tensor.dtype not in _FLOATS and tensor.dtype not in BLOCKS:
-            raise ProblemError(
-                f"{name} has the dtype {tensor.dtype}, but weights are {', '.join(_FLOATS)}"
-            )
-        stored = np.frombuffer(
-            map_file(tensor.path, tensor.start, tensor.end, MAX_FILE_BYTES), np.uint8
-        )
-        size = tensor.end - tensor.start
-        if stored.size != size:
-            raise ProblemError(f"{name} is cut off: {stored.size} bytes of {size} are there")
+        stored = _bytes_of(tensor)
         if tensor.dtype in BLOCKS:
             return _dequantized(stored, tensor, dtype)
         numbers = stored.view(_FLOATS[tensor.dtype]).reshape(tensor.shape)
@@ -63,7 +55,58 @@ def read_tensor(tensor: Tensor, dtype: np.dtype[Any]) -> Array:
             return np.require(numbers, dtype, "A")
 
 
+def read_rows(tensor: Tensor) -> Array:
+    """A matrix of one of the `NARROW` types as it is stored: a view of the file."""
+    with about(tensor.path):
+        kind = "i1" if tensor.dtype == "Q8_0" else _FLOATS[tensor.dtype]
+        return _bytes_of(tensor).view(kind).reshape(tensor.shape[0], -1)
+
+
+def _bytes_of(tensor: Tensor) -> Array:
+    name = safe_text(tensor.name, 120)
+    if tensor.dtype not in _FLOATS and tensor.dtype not in BLOCKS:
+        raise ProblemError(
+            f"{name} has the dtype {tensor.dtype}, but weights are {', '.join(_FLOATS)}"
+        )
+    stored = np.frombuffer(
+        map_file(tensor.path, tensor.start, tensor.end, MAX_FILE_BYTES), np.uint8
+    )
+    size = tensor.end - tensor.start
+    if stored.size != size:
+        raise ProblemError(f"{name} is cut off: {stored.size} bytes of {size} are there")
+    return stored
+
+
 def _dequantized(stored: Array, tensor: Tensor, dtype: np.dtype[Any]) -> Array:
+    numbers, size = BLOCKS[tensor.dtype]
+    blocks = stored.reshape(-1, size)
+    made = np.empty((len(blocks), numbers), dtype)
+    step = max(1, _AT_ONCE // size)
+    decode = _decode if numbers == 32 else _library(tensor)
+    for start in range(0, len(blocks), step):
+        made[start : start + step] = decode(blocks[start : start + step], tensor.dtype)
+    return made.reshape(tensor.shape)
+
+
+def _decode(blocks: Array, kind: str) -> Array:
+    """Blocks of 32 numbers: a scale, in Q4_1 what is added, then integers of 8 or 4 bits."""
+    scale = blocks[:, :2].view("<f2").astype(np.float32)
+    if kind == "Q8_0":
+        whole: Array = np.multiply(blocks[:, 2:].view(np.int8), scale, dtype=np.float32)
+        return whole
+    made, half = np.empty((len(blocks), 32), np.float32), blocks[:, -16:]
+    made[:, :16] = half & 15
+    made[:, 16:] = half >> 4
+    if kind == "Q4_0":
+        made -= 8
+    made *= scale
+    if kind == "Q4_1":
+        made += blocks[:, 2:4].view("<f2").astype(np.float32)
+    return made
+
+
+def _library(tensor: Tensor) -> Callable[[Array, str], Array]:
+    """How the library gguf decodes larger blocks."""
     try:
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
@@ -72,12 +115,4 @@ def _dequantized(stored: Array, tensor: Tensor, dtype: np.dtype[Any]) -> Array:
             f"{safe_text(tensor.name, 120)} is quantised as {tensor.dtype}; reading it needs the "
             'library gguf; pip install "regard[models]"'
         ) from None
-    kind = GGMLQuantizationType[tensor.dtype]
-    _, block = BLOCKS[tensor.dtype]
-    made = np.empty(math.prod(tensor.shape), dtype)
-    step, done = max(1, _AT_ONCE // block) * block, 0
-    for start in range(0, stored.size, step):
-        part = dequantize(stored[start : start + step], kind).reshape(-1)
-        made[done : done + part.size] = part
-        done += part.size
-    return made.reshape(tensor.shape)
+    return lambda blocks, kind: dequantize(blocks, GGMLQuantizationType[kind])

@@ -59,6 +59,11 @@ bool answer(Request request, const Target& target, int threads,
 // Turns rows by the angles of their positions.
 void turn_rows(const std::vector<Turn>& turns, const Target& target, int threads);
 
+// Multiplies the same rows by the weights of each product: by one thread more for so many bytes of
+// them, below which waking one costs more than it brings.
+constexpr int64_t kWeightsOfAThread = 256 << 10;
+void multiply(std::vector<Product> products, const Target& target, int threads);
+
 // Computes the backward pass of a call; everything else as `answer`.
 bool answer_backward(Backward work, const Target& target, int threads,
                      const std::function<bool()>& interrupted);

@@ -20,6 +20,7 @@
 #include "backward.hpp"
 #include "retry_float64.hpp"
 #include "rotate.hpp"
+#include "weights.hpp"
 #endif
 #include "subnormals.hpp"
 
@@ -262,4 +263,4 @@ constexpr Kernel kKernel = {scratch_bytes<T>, packed_bytes<T>,         pack<T>,
 #define REGARD_TARGET(SYMBOL, NAME)                                                     \
     extern "C" const regard::Target SYMBOL = {                                          \
         NAME,         kLanes<float>, kTask,   kTile, {kKernel<float>, kKernel<double>}, \
-        exponentials, turn,          read_all};
+        exponentials, turn,          multiply, read_all};

@@ -254,6 +254,44 @@ void rotate(const nb::list& sides, bool interleaved, bool back, int threads,
     turn_rows(turns, chosen, threads);
 }
 
+// Rows x (R, K) times each array of rows of weights, side by side in y (R, N); x and y are float32.
+// False where no target is active, and where the arrays are others than these.
+bool product(const nb::object& x, const nb::tuple& weights, const nb::object& y) {
+    const Target* const target = active;
+    PyArrayObject *const rows = array_of(x), *const made = array_of(y);
+    if (!target || PyArray_TYPE(rows) != NPY_FLOAT || PyArray_TYPE(made) != NPY_FLOAT ||
+        !PyArray_ISCARRAY_RO(rows) || !PyArray_ISCARRAY(made) || PyArray_NDIM(rows) != 2 ||
+        PyArray_NDIM(made) != 2 || PyArray_DIM(made, 0) != PyArray_DIM(rows, 0))
+        return false;
+    const int64_t R = PyArray_DIM(rows, 0), K = PyArray_DIM(rows, 1), N = PyArray_DIM(made, 1);
+    std::vector<Product> products;
+    int64_t done = 0;
+    int64_t bytes = 0;
+    for (const nb::handle& handle : weights) {
+        PyArrayObject* const own = array_of(nb::borrow(handle));
+        const Kind kind = kind_of(own);
+        const int64_t wide = kind == Kind::int8 ? (K + kGroup - 1) / kGroup * kGroupBytes : K;
+        if (PyArray_NDIM(own) != 2 || PyArray_DIM(own, 1) != wide ||
+            !PyArray_IS_C_CONTIGUOUS(own) || PyArray_ITEMSIZE(own) != size_of(kind) ||
+            kind == Kind::float64)
+            return false;
+        const int64_t count = PyArray_DIM(own, 0), row = wide * size_of(kind);
+        products.push_back({(const float*)PyArray_DATA(rows), R, K, K, PyArray_BYTES(own), count,
+                            row, kind, (float*)PyArray_DATA(made) + done, N});
+        done += count;
+        bytes += count * row;
+    }
+    if (done != N || !R || !K) return false;
+    if (bytes < kWeightsOfAThread) {
+        multiply(products, *target, 1);
+    } else {
+        Unlocked unlocked;
+        const int threads = default_threads;
+        multiply(products, *target, threads ? threads : usable_cpus());
+    }
+    return true;
+}
+
 nb::object exponential(const nb::object& x, const std::string& target) {
     PyArrayObject* in = array_of(x);
     const npy_intp n = PyArray_SIZE(in);
@@ -294,6 +332,7 @@ NB_MODULE(_fused, module) {
     for (PyMethodDef* method : {&fast_path_method<false>, &fast_path_method<true>})
         module.attr(method->ml_name) = nb::steal(PyCFunction_New(method, nullptr));
     module.def("rotate", &rotate);
+    module.def("product", &product);
     module.def("exponential", &exponential);
     module.def("usable_cpus", &usable_cpus);
     module.def("cpu_quota", &cpu_quota, nb::arg("groups"), nb::arg("membership"));

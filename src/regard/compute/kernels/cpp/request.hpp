@@ -142,6 +142,19 @@ struct Turn {
     int64_t pieces() const { return B * ((L + kTurned - 1) / kTurned); }
 };
 
+// Rows of weights in float32 or a half type, or in groups of kGroup integers of 8 bits, each after its
+// scale in float16; and rows x that they are multiplied by, whole groups with zeros at their end.
+constexpr int64_t kGroup = 32, kGroupBytes = 2 + kGroup;
+struct Product {
+    const float* x;
+    int64_t rows, columns, stride;  // of x; numbers from row to row
+    const char* weights;
+    int64_t count, row;  // rows of weights; bytes from row to row
+    Kind kind;
+    float* y;  // (rows, count), `across` numbers from row to row
+    int64_t across;
+};
+
 // One CPU target's functions that accumulate in one type.
 struct Kernel {
     // Bytes of scratch that one thread needs, and bytes of a packed key head.
@@ -184,6 +197,8 @@ struct Target {
     void (*exponential)(const float* x, float* y, int64_t n);  // for tests
     // Rows first … last − 1 of a head turned, one after the other.
     void (*turn)(const Turn&, int64_t b, int64_t h, int64_t first, int64_t last, char* to);
+    // Products with the rows first … last − 1 of weights.
+    void (*multiply)(const Product&, int64_t first, int64_t last);
     // For measurements: reads all bytes, a multiple of kReadBlock, prefetching so far ahead.
     double (*read)(const char* data, size_t bytes, size_t ahead);
 };

@@ -33,4 +33,4 @@ template <int P> constexpr Kernel kIntegers = [] {
 
 extern "C" const regard::Target regard_target_avx512_bf16 = {
     "avx512_bf16", kLanes<float>, kTask,   kTile, {{}, {}, kPairs, kIntegers<3>, kIntegers<2>},
-    exponentials,  nullptr,       read_all};
+    exponentials,  nullptr,       nullptr, read_all};

@@ -39,6 +39,7 @@ Target put_together(Target dots, const Target& rest) {
         kernel.operations = own.operations;
     }
     dots.turn = rest.turn;
+    dots.multiply = rest.multiply;
     return dots;
 }
 const Target kAvx512Bf16 = put_together(regard_target_avx512_bf16, regard_target_avx512);
