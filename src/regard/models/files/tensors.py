@@ -56,7 +56,7 @@ def read_tensor(tensor: Tensor, dtype: np.dtype[Any]) -> Array:
 
 
 def read_rows(tensor: Tensor) -> Array:
-    """A matrix of one of the `NARROW` types as it is stored: a view of the file."""
+    """A matrix of one of the `NARROW` types, in its own numbers: a view of the file."""
     with about(tensor.path):
         kind = "i1" if tensor.dtype == "Q8_0" else _FLOATS[tensor.dtype]
         return _bytes_of(tensor).view(kind).reshape(tensor.shape[0], -1)
