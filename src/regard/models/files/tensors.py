@@ -24,7 +24,7 @@ BLOCKS = {
 }
 # Bytes of a quantised tensor that are converted at once.
 _AT_ONCE = 2**17
-# What a product reads as it is stored, and how many bytes a number has, about.
+# What a product reads without a change, and how many bytes a number has, about.
 NARROW = {"F16": 2, "BF16": 2, "Q8_0": 1}
 
 
