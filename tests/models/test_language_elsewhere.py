@@ -12,6 +12,7 @@ import pytest
 import regard
 import tiny_decoder
 from fresh_process import python
+from places import ROOT
 from regard import OptionError
 from regard.models.architecture import FAMILIES
 
@@ -304,3 +305,17 @@ print(1024 * int(peak) - weights)
 """
     done = python(program, smol, start="")
     assert int(done.stdout) <= BESIDE_WEIGHTS, done.stderr
+
+
+@pytest.mark.needs("smollm2")
+def test_smollm2_reads_a_text_nearly_as_well_with_rounded_weights(smol):
+    text = (ROOT / "README.md").read_text("utf-8")
+    found = {}
+    for kind in ("float32", "bfloat16", "int8"):
+        model = regard.models.load(smol, dtype=kind)
+        ids = model.tokens(text, truncate=True).ids[:256]
+        logits = model.logits(ids, None)[:-1].astype(np.float64)
+        sums = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
+        found[kind] = np.exp(np.mean(sums - logits[np.arange(len(ids) - 1), ids[1:]]))
+    assert abs(found["bfloat16"] / found["float32"] - 1) <= 0.001
+    assert abs(found["int8"] / found["float32"] - 1) <= 0.02

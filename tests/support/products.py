@@ -37,7 +37,7 @@ def exact(weights: Any) -> np.ndarray:
         return rows.astype(np.float64)
     groups = rows.view(_GROUP)
     whole = groups["integers"] * groups["scale"].astype(np.float64)[..., None]
-    return whole.reshape(len(rows), -1)[:, : weights.width]
+    return whole.reshape(len(rows), whole.shape[1] * 32)[:, : weights.width]
 
 
 def bound(x: np.ndarray, weights: Any, target: str) -> np.ndarray:

@@ -24,7 +24,7 @@ BLOCKS = {
 }
 # Bytes of a quantised tensor that are converted at once.
 _AT_ONCE = 2**17
-# What a product reads as it is stored, and how many bytes a number has, about.
+# What a product reads without a change, and how many bytes a number has, about.
 NARROW = {"F16": 2, "BF16": 2, "Q8_0": 1}
 
 
@@ -56,7 +56,7 @@ def read_tensor(tensor: Tensor, dtype: np.dtype[Any]) -> Array:
 
 
 def read_rows(tensor: Tensor) -> Array:
-    """A matrix of one of the `NARROW` types as it is stored: a view of the file."""
+    """A matrix of one of the `NARROW` types, in its own numbers: a view of the file."""
     with about(tensor.path):
         kind = "i1" if tensor.dtype == "Q8_0" else _FLOATS[tensor.dtype]
         return _bytes_of(tensor).view(kind).reshape(tensor.shape[0], -1)
