@@ -55,7 +55,7 @@ explanation.step
 explanation.trace
 explanation.contributions explanation.questions
 explanation.build
-models.overview diagnosis.result diagnosis.surroundings diagnosis.mechanism
+models.overview diagnosis.result diagnosis.mechanism
 diagnosis.probe
 diagnosis.gradient_probe
 diagnosis.process diagnosis.mistakes
