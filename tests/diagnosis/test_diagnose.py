@@ -166,6 +166,79 @@ def test_large_scores_make_a_function_fragile_and_the_line_is_told():
     assert found.summary.startswith("unshifted is right, but fragile: wrong with large scores")
 
 
+def test_only_what_leaves_the_range_of_exp_is_named_so():
+    def unshifted(q, k, v):
+        weights = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))
+        return weights / weights.sum(-1, keepdims=True) @ v
+
+    def one_maximum(q, k, v):
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        weights = np.exp(scores - scores.max())
+        return weights / weights.sum(-1, keepdims=True) @ v
+
+    assert regard.diagnose(unshifted).names == ("no_maximum_subtracted",)
+    found = regard.diagnose(one_maximum)
+    assert (found.verdict, found.names) == ("fragile", ())
+
+
+def test_an_error_that_jumps_with_the_numbers_is_one_of_few_digits():
+    def rounded(q, k, v):
+        scores = (q @ k.swapaxes(-1, -2)).astype(np.float16) / np.sqrt(q.shape[-1])
+        return softmax(scores.astype(float)) @ v
+
+    def near(q, k, v):
+        return plain(q * 1.0005, k, v)
+
+    assert regard.diagnose(rounded).names == ("computed_in_half_precision",)
+    assert regard.diagnose(near).names == ()
+
+
+def test_a_result_of_few_digits_is_right_and_fragile():
+    found = regard.diagnose(lambda q, k, v: plain(q, k, v).astype(np.float16), causal=False)
+    assert (found.verdict, found.names) == ("fragile", ("computed_in_half_precision",))
+    assert "its results have only the digits of float16" in found.summary
+
+
+def test_what_is_kept_from_an_earlier_call_is_told_from_what_is_drawn():
+    def growing(q, k, v, cache=[]):  # noqa: B006  this is the mistake
+        cache.append(float(k.mean()))
+        return plain(q + sum(cache), k, v)
+
+    most = {}
+
+    def of_the_longest(q, k, v):
+        most["keys"] = max(k.shape[-2], most.get("keys", 0))
+        return plain(q, k, v) * k.shape[-2] / most["keys"]
+
+    assert regard.diagnose(growing).names == ("state_kept",)
+    assert regard.diagnose(of_the_longest).names == ("state_kept",)
+
+
+def test_positions_are_meant_where_their_steps_are_among_the_values():
+    def growing(q, k, v):
+        slopes = 2.0 ** (-8.0 * np.arange(1, q.shape[1] + 1) / q.shape[1])
+        (L, D), S = q.shape[-2:], k.shape[-2]
+        apart = np.abs(np.arange(L)[:, None] + S - L - np.arange(S))
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(D) + slopes[:, None, None] * apart
+        return softmax(scores) @ v
+
+    found = regard.diagnose(growing, causal=False, call=lambda f, t: f(t.query, t.key, t.value))
+    assert found.line == line_of(growing, "scores = q")
+    assert found.names == ("alibi_sign",)
+    assert "ALiBi is meant" in str(found)
+
+
+def test_a_value_that_is_changed_again_before_it_is_used_is_the_one_that_departs():
+    def padded(q, k, v, lengths):
+        keep = np.arange(q.shape[-2]) < lengths[:, None]
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        scores = np.where(keep[:, None, :, None], scores, -1e9)
+        return softmax(scores) @ v
+
+    found = regard.diagnose(padded, causal=False)
+    assert found.line in (line_of(padded, "np.where(keep"), line_of(padded, "keep = "))
+
+
 # --- what is stated -------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from regard.diagnosis.trace.depart import story
@@ -133,7 +134,7 @@ def attention(q, k, v):
     return softmax(np.where(keep, s, -1e9)) @ v
 """
     )
-    _, _, departure = run(source, asked(drawn(causal=True)), heads)
+    _, _, departure = run(source, asked(drawn(rules={"causal": np.tri(5, dtype=bool)})), heads)
     assert departure is not None
     assert departure.line == 10
     assert departure.how == "put"

@@ -8,10 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from regard.diagnosis.gradient_probe import with_gradients
 from regard.diagnosis.trace.depart import story, trace
 from regard.diagnosis.trace.live import code_of
-from traced import asked, drawn
+from traced import asked, drawn, with_gradients
 
 OF_CLASS = """
 import functools

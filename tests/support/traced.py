@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.trace.depart import Departure, trace
 from regard.diagnosis.trace.rewrite import Code, rewritten
@@ -38,7 +39,14 @@ def drawn(heads: int = 3, rows: int = 5, keys: int = 5, **more: Any) -> Probe:
     rng = np.random.default_rng(1)
     shapes = {"queries": rows, "keys": keys, "values": keys}
     inputs = {name: rng.normal(size=(2, heads, n, 6)) for name, n in shapes.items()}
-    return Probe("drawn", "", inputs, **more)
+    return Probe("drawn", inputs, **more)
+
+
+def with_gradients(probe: Probe) -> GradientProbe:
+    """The same problem with a gradient of its output, and those of its inputs as the results."""
+    up = np.random.default_rng(2).normal(size=probe.right[probe.result_step].shape)
+    inputs = {**probe.inputs, f"d_{probe.result_step}": up}
+    return GradientProbe(probe.name, inputs, forward=probe, wanted=(*probe.inputs,))
 
 
 def run(

@@ -210,7 +210,7 @@ def _departure(probe: Probe, variant: Variant) -> tuple[str | None, dict[str, Ar
 
 
 def _result(probe: Probe, values: Values) -> Array:
-    return np.asarray(probe.result(values), float)
+    return np.concatenate([np.ravel(values[name]) for name in probe.results])
 
 
 def _equal(first: Array, second: Array, atol: float = 1e-12) -> bool:

@@ -7,14 +7,15 @@ Which known mistake is that? Must not know in which process the function is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from regard.diagnosis.call.adapter import Adapter, Way
 from regard.diagnosis.call.asking import Ask, asking
 from regard.diagnosis.door import judge_ways, library_of, name_of, ways_of
 from regard.diagnosis.judge import Judgement
-from regard.diagnosis.lines import Told, tell
-from regard.diagnosis.properties import DIFFERS, mixed
+from regard.diagnosis.lines import Told, means, tell
+from regard.diagnosis.properties import DIFFERS, shown_by_calls
 from regard.diagnosis.result import Outcome
 from regard.diagnosis.statements import Stated
 from regard.diagnosis.task import Task
@@ -34,6 +35,9 @@ class Place(Protocol):
 
     def tell(self, adapter: Adapter, task: Task, others: Sequence[Task]) -> Told:
         """What a trace of one problem tells."""
+
+    def means(self, adapter: Adapter, tasks: Sequence[Task]) -> int:
+        """Which of some readings of one problem has most of its own steps in the code."""
 
 
 class Here:
@@ -57,6 +61,10 @@ class Here:
         """What a trace of one problem tells."""
         return tell(self._function, adapter, self._library, task, others)
 
+    def means(self, adapter: Adapter, tasks: Sequence[Task]) -> int:
+        """Which of some readings of one problem has most of its own steps in the code."""
+        return means(self._function, adapter, self._library, tasks)
+
 
 def diagnose(
     function: Any, call: Callable[[Any, Any], Any] | None = None, **statements: Any
@@ -69,6 +77,9 @@ def diagnose(
 def diagnose_at(place: Place, name: str, stated: Stated) -> Outcome:
     """The verdict on a function of this name."""
     found = judge_ways(place.ways(), place.asking, stated)
+    if found.task is not None and found.rivals:
+        tasks = [found.task, *(replace(found.task, reading=own) for own in found.rivals)]
+        found = found.read_as(place.means(found.adapter, tasks))
     task, others = traced(found)
     told = Told() if task is None else place.tell(found.adapter, task, others)
     return outcome(name, found, told, _mistake(place, found, told))
@@ -79,22 +90,37 @@ def _mistake(place: Place, found: Judgement, told: Told) -> str:
     if found.verdict == "fragile":
         return found.observed
     drawn = found.why == DIFFERS or told.why  # its process may have ended
-    if found.verdict != "wrong" or told.mistake or drawn or found.task is None:
-        return told.mistake
-    return mixed(place.asking(found.adapter), found.task.given) or found.observed
+    if found.verdict != "wrong" or told.mistake or drawn:
+        return told.mistake or found.observed
+    return shown_by_calls(place.asking(found.adapter), found.wrong)
 
 
 def traced(found: Judgement) -> tuple[Task | None, tuple[Task, ...]]:
     """The problem whose values are looked at, and others that tell whether a change is right.
 
     Of a right function it is the first in which the most is asked; of one whose equal calls
-    differ, the other is the same once more.
+    differ, the last of the others is the same once more.
     """
     if found.why == DIFFERS and found.task is not None:
-        return found.task, (found.task,)
+        return found.task, (*found.tasks[1:2], found.task)
     if found.task is None:
         most = max((len(one.given.asks) for one in found.tasks), default=0)
         return next((one for one in found.tasks if len(one.given.asks) == most), None), ()
     rest = [one for one in found.tasks if one is not found.task]
-    wrong = [one for one in rest if one in found.wrong][:MOST_OTHERS]
-    return found.task, (*wrong, *[one for one in rest if one not in found.wrong][:MOST_OTHERS])
+    wrong = [one for one in rest if one in found.wrong]
+    right = [one for one in rest if one not in found.wrong]
+    return found.task, (*_unlike(found.task, wrong), *_unlike(found.task, right))
+
+
+def _unlike(task: Task, others: list[Task]) -> Iterator[Task]:
+    """Some problems, each with sizes that the ones before have not: chance explains one alone."""
+    known = _sizes(task)
+    for _ in others[:MOST_OTHERS]:
+        one = max(others, key=lambda other: len(_sizes(other) - known))
+        others = [other for other in others if other is not one]
+        known |= _sizes(one)
+        yield one
+
+
+def _sizes(task: Task) -> set[tuple[str, Any]]:
+    return {*asdict(task.given.sizes).items(), *((one, True) for one in task.given.asks)}

@@ -6,6 +6,7 @@ Must not know what the textbook makes of it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -84,7 +85,7 @@ class Given:
     seed: int = 0
     size: float = 1.0  # of queries, or of embeddings; large ones make scores that exp cannot take
     mechanism: Mechanism | None = None  # that is meant, where it is not the plain one
-    moved: Literal["", "texts", "heads"] = ""  # of which the first has other numbers
+    moved: Literal["", "texts", "heads", "all"] = ""  # the first have other numbers, or all have
 
     @cached_property
     def shape(self) -> tuple[int, int, int, int]:
@@ -208,8 +209,9 @@ class Given:
             "b_o": (model,),
             "grad_output": self.result_shape,
         }[name]
-        drawn = np.random.default_rng([self.seed, *shape, *map(ord, name)]).normal(size=shape)
-        drawn = drawn.round(2)
+        drawn = np.array(_normal(self.seed, shape, name))
+        if self.moved == "all":
+            drawn *= LARGER
         if self.moved == "texts" and name in _OF_TEXTS:
             drawn[0] = 1 - drawn[0]
         if self.moved == "heads" and name in INPUTS:
@@ -223,5 +225,12 @@ class Given:
         return np.asarray(drawn * factor)
 
 
+@lru_cache(maxsize=512)
+def _normal(seed: int, shape: tuple[int, ...], name: str) -> Array:
+    """Numbers of few digits, the same for every adapter."""
+    return np.random.default_rng([seed, *shape, *map(ord, name)]).normal(size=shape).round(2)
+
+
+LARGER = 1.003  # times as large, which rounds to other numbers
 SOFTCAP = 1.5
 WHOLE_WINDOW = "window right"  # is read where both numbers of a window are

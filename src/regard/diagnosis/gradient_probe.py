@@ -1,19 +1,17 @@
-"""A probe whose result is gradients: the textbook's backward steps run on a small problem.
+"""A probe whose results are gradients: the textbook's backward steps run on a small problem.
 
-Owns how the gradients of several inputs are one array, so that they are matched like an output.
 Must not know mistakes, nor how a function is called.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from dataclasses import dataclass
 
 import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
-from regard.diagnosis.probe import SMALLEST_HALF, Probe, Values
+from regard.diagnosis.probe import SMALLEST_HALF, Probe
 from regard.textbook.gradients import backward
 from regard.textbook.steps import Step
 
@@ -29,7 +27,7 @@ class GradientProbe(Probe):
     """A probe with the gradient of its output given, under the name of that gradient's step."""
 
     forward: Probe | None = None  # the probe that it was made of
-    wanted: tuple[str, ...] = ()  # the inputs whose gradients are the result; else all INPUTS
+    wanted: tuple[str, ...] = ()  # the inputs whose gradients are the results
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -40,37 +38,10 @@ class GradientProbe(Probe):
         own |= {name for name in self.wanted if name in self.inputs}
         return (*steps, *backward(steps, own, {result}))
 
-    @cached_property
-    def groups_of_inputs(self) -> tuple[tuple[str, ...], ...]:
-        """The inputs that are one array, as in self-attention, whose gradients add up."""
-        by_array: dict[int, list[str]] = {}
-        for name in self.wanted or INPUTS:
-            if name in self.inputs:
-                by_array.setdefault(id(self.inputs[name]), []).append(name)
-        return tuple(map(tuple, by_array.values()))
-
-    @cached_property
-    def places(self) -> dict[str, slice]:
-        """Where the gradient of each array begins and ends in the result, by its first name."""
-        places, start = {}, 0
-        for names in self.groups_of_inputs:
-            stop = start + self.inputs[names[0]].size
-            places[names[0]] = slice(start, stop)
-            start = stop
-        return places
-
     @property
-    def last_step(self) -> str:
-        """None before the end of the backward pass."""
-        return self.steps[-1].name
-
-    def result(self, values: Values) -> Array:
-        """The gradients of all inputs, one after the other, as one row of numbers."""
-        parts = []
-        for names in self.groups_of_inputs:
-            part: Array = np.sum([values[f"d_{name}"] for name in names], axis=0)
-            parts.append(np.ravel(part.sum(0) if names[0] in OF_ALL_TEXTS else part))
-        return np.concatenate(parts)
+    def results(self) -> tuple[str, ...]:
+        """The gradients of what is wanted."""
+        return tuple(f"d_{name}" for name in self.wanted)
 
     def tolerance(self, unit: float) -> float:
         """How far two right computations that round to `unit` may differ.
@@ -109,20 +80,3 @@ class GradientProbe(Probe):
     def _positive(self, name: str) -> Array:
         """The absolute values of a step, 0 for what is not finite."""
         return np.asarray(np.abs(np.nan_to_num(self.right[name], posinf=0, neginf=0)))
-
-
-@lru_cache(maxsize=512)
-def with_gradients(probe: Probe, wanted: tuple[str, ...] = ()) -> GradientProbe:
-    """The same problem with a gradient of its output, from which those of its inputs follow.
-
-    The result has those of the inputs that are `wanted`, or of all but weights. Rows of padding
-    have no gradient: a function may have nothing there.
-    """
-    shape = probe.result(probe.right).shape
-    drawn = np.random.default_rng([len(probe.name), *shape]).normal(size=shape).round(2)
-    if probe.ability == "key mask" and probe.keep is not None and shape[-2] == probe.sizes["S"]:
-        real = probe.keep[:, 0, 0, :, None]
-        drawn = drawn * (real if len(shape) == 3 else real[:, None])
-    given = {field.name: getattr(probe, field.name) for field in fields(Probe)}
-    inputs = {**probe.inputs, f"d_{probe.result_step}": drawn}
-    return GradientProbe(**given | {"inputs": inputs}, forward=probe, wanted=wanted)

@@ -175,6 +175,23 @@ class _Process:
         except ConnectionLostError as lost:
             return Told(why=lost.args[1])
 
+    def means(self, adapter: Adapter, tasks: Sequence[Task]) -> int:
+        """Which reading of one problem has most of its own steps in that process."""
+        request = {
+            "adapter": self._number_of(adapter),
+            "readings": [remote.as_json(one) for one in tasks],
+        }
+        try:
+            return self._exchange(
+                lambda number: protocol.frame(self._key, number, request),
+                lambda message: remote.as_number(message, len(tasks)),
+                f"a trace of the problem {tasks[0].name}",
+                SEARCH_SECONDS,
+                0,
+            )
+        except ConnectionLostError:
+            return 0
+
     def _number_of(self, adapter: Adapter) -> int:
         return next(place for place, one in enumerate(self._adapters) if one is adapter)
 

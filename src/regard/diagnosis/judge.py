@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
@@ -17,8 +18,8 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.call.adapter import Adapter
 from regard.diagnosis.call.asking import Answer, Ask
 from regard.diagnosis.given import Given
-from regard.diagnosis.probe import UNITS
-from regard.diagnosis.properties import DIFFERS, changed, differs
+from regard.diagnosis.probe import SMALLEST_HALF, UNITS
+from regard.diagnosis.properties import DIFFERS, changed, differs, kept, overflows
 from regard.diagnosis.result import Assumption, DiagnosisVerdict, NotAsked
 from regard.diagnosis.statements import Stated
 from regard.diagnosis.survey import LARGE, Survey, always_refused, survey
@@ -49,15 +50,19 @@ class Judgement:
     printed: str = ""
     calls: int = 0
     distance: float = 0.0  # how many of the problems are wrong, and how much of them
+    # What else may be meant by one that is wrong either way, and the verdict on each.
+    rivals: tuple[Reading, ...] = ()
+    again: Callable[[Reading], Judgement] | None = None
 
-
-def not_judged(why: str) -> Judgement:
-    """The verdict on a function that ended its process, or was ended."""
-
-    def call(function: Any, t: Any) -> Any:
-        raise NotImplementedError(why)
-
-    return Judgement("not_callable", f"stopped: {why}", Adapter(call))
+    def read_as(self, number: int) -> Judgement:
+        """The verdict under a rival reading; 0 is this one."""
+        if not number or self.again is None:
+            return self
+        reading = self.rivals[number - 1]
+        found, name = self.again(reading), "alibi" if reading.alibi else "rotary"
+        told = Assumption(name, _said(name, getattr(reading, name)), "its values")
+        assumptions = (*(one for one in found.assumptions if one.name != name), told)
+        return replace(found, calls=self.calls, rivals=(), assumptions=assumptions)
 
 
 def judge_best(
@@ -101,7 +106,9 @@ def _open(found: Judgement, group: Sequence[Adapter]) -> Judgement:
         for one in found.assumptions
         if one not in shared or one.source != "tried" or one.name == "layout"
     )
-    return replace(found, assumptions=tuple(told))
+    own = found.again
+    again = own and (lambda reading: _open(own(reading), group))
+    return replace(found, assumptions=tuple(told), again=again)
 
 
 def _distance(found: Survey, stated: Stated) -> float:
@@ -125,15 +132,16 @@ def judge(ask: Ask, adapter: Adapter, stated: Stated) -> Judgement:
     return _judged(found, stated)
 
 
-def _judged(found: Survey, stated: Stated) -> Judgement:
+def _judged(found: Survey, stated: Stated, meant: Reading | None = None) -> Judgement:
     ordinary = [one for one in found.answers if one[0].name != LARGE]
     axes = _axes(found.fields, stated)
     coarsest = max((answer for _, answer in ordinary), key=_unit)
     table, exact_to = _Table(ordinary), coarsest.dtype
-    best = table.best(_readings(axes))
+    readings = [one for one in _readings(axes) if meant is None or _turns(one) == _turns(meant)]
+    best = table.best(readings)
     if table.distance(best)[0]:
         coarse = _Table(ordinary, UNITS["float32"])
-        close = coarse.best(_readings(axes))
+        close = coarse.best(readings)
         if not coarse.distance(close)[0]:
             table, best, exact_to = coarse, close, "float32"
     assumed = _assumed(table, best, axes, stated, found.fields)
@@ -155,9 +163,14 @@ def _judged(found: Survey, stated: Stated) -> Judgement:
     if differs(ordinary[0][1], found.again):
         first, _, answer = table.of(best)[0]
         once = replace(own, verdict="wrong", why=DIFFERS, task=first, answer=answer)
+        once = replace(once, observed=kept(ordinary[0][1], found.again))
         return replace(once, distance=sum(table.distance(best)) + 1)
     if table.distance(best)[0]:
-        return _wrong(own, table, _otherwise(ordinary, best, found.fields, stated))
+        wrong = _wrong(own, table, _otherwise(ordinary, best, found.fields, stated))
+        others = [replace(best, rotary=one) for one in axes["rotary"]]
+        others += [replace(best, rotary="", alibi=one) for one in axes["alibi"]]
+        moved = [one for one in others if one != best and not (best.rotary or best.alibi)]
+        return replace(wrong, rivals=(*moved,), again=partial(_judged, found, stated))
     if found.stopped:
         return replace(own, verdict="unknown", why=f"stopped: {found.stopped}")
     if stuck := always_refused(found):
@@ -169,10 +182,8 @@ def _wrong(own: Judgement, table: _Table, otherwise: tuple[Assumption, ...]) -> 
     compared = table.of(own.reading)
     wrong = [(task, answer) for task, off, answer in compared if off]
     wrong.sort(key=lambda one: not _fits(*one))
-    half = _Table([(one.given, answer) for one, _, answer in compared], UNITS["float16"])
     return replace(
         own,
-        observed="" if half.distance(own.reading)[0] else "computed_in_half_precision",
         verdict="wrong",
         why=f"{len(wrong)} of {len(compared)} problems have another result",
         task=wrong[0][0],
@@ -189,13 +200,15 @@ def _fits(task: Task, answer: Answer) -> bool:
 
 
 def _fragile(own: Judgement, found: Survey, unit: float) -> Judgement:
-    """The same, or fragile: wrong with large scores, or with arrays that it changes."""
+    """The same, or fragile: of few digits, wrong with large scores, or with arrays it changes."""
+    if UNITS.get(own.exact_to, 0.0) > SMALLEST_HALF:
+        why = f"its results have only the digits of {own.exact_to}"
+        return replace(own, verdict="fragile", why=why, observed="computed_in_half_precision")
     large = _Table([one for one in found.answers if one[0].name == LARGE], unit).of(own.reading)
     if large and large[0][1]:
         task, _, answer = large[0]
         why = f"wrong with {LARGE}"
-        finite = all(np.isfinite(one).all() for one in answer.arrays.values())
-        name = "" if finite else "no_maximum_subtracted"
+        name = overflows(task, answer)
         return replace(own, verdict="fragile", why=why, task=task, answer=answer, observed=name)
     why = changed([answer for _, answer in found.answers])
     if why:
@@ -239,6 +252,10 @@ def _readings(axes: Mapping[str, tuple[Any, ...]]) -> list[Reading]:
     ]
     usual = {name: values[0] for name, values in axes.items()}
     return sorted(found, key=lambda one: sum(getattr(one, n) != x for n, x in usual.items()))
+
+
+def _turns(reading: Reading) -> tuple[str, bool]:
+    return reading.rotary, reading.alibi
 
 
 # What nobody expects: where it is not so, it is not said.
@@ -346,16 +363,21 @@ class _Table:
     def _compared(self, number: int, reading: Reading) -> Compared:
         given, answer = self._answers[number]
         *_, rows, keys = given.shape
-        if rows == keys and reading.aligned != "end":  # nothing is aligned
-            reading = replace(reading, aligned="end")
-        if reading.one_mask and ("mask" not in given.asks or given.sizes.batch == 1):
-            reading = replace(reading, one_mask=False)
+        masks = "mask" in given.asks and given.sizes.batch > 1
+        reading = _as_it_counts(reading, aligned=rows != keys, masks=masks)
         place = number, reading
         if place not in self._known:
             task = task_of(given, answer.reads, reading, _wanted(answer))
             off = how_wrong(task, answer, max(self.unit, _unit(answer)))
             self._known[place] = task, off, answer
         return self._known[place]
+
+
+@lru_cache(maxsize=1024)
+def _as_it_counts(reading: Reading, *, aligned: bool, masks: bool) -> Reading:
+    """A reading without what makes no difference: nothing is aligned, or texts have no masks."""
+    end = reading.aligned if aligned else "end"
+    return replace(reading, aligned=end, one_mask=reading.one_mask and masks)
 
 
 def _unit(answer: Answer) -> float:

@@ -47,10 +47,18 @@ Tell = Callable[[Adapter, Task, Sequence[Task]], Told]
 def tell(function: Any, adapter: Adapter, library: str, task: Task, others: Sequence[Task]) -> Told:
     """What a trace tells of one problem, and of others on which a change has to hold as well.
 
-    Where the only other is the same problem, two equal calls are compared.
+    Where the last one is the same problem, two equal calls are compared.
     """
     found = guarded(lambda: _told(function, adapter, library, task, others), library, CPU_SECONDS)
     return found.value or Told(why=found.problem)
+
+
+def means(function: Any, adapter: Adapter, library: str, tasks: Sequence[Task]) -> int:
+    """The number of the reading of one problem that has most of its own steps in the code."""
+    run = running(function, adapter, library, tasks[0].given)
+    code = live.code_of(function)
+    found = guarded(lambda: depart.nearest(run, code, function, tasks), library, CPU_SECONDS)
+    return found.value or 0
 
 
 def _told(
@@ -61,8 +69,8 @@ def _told(
         return Told(why=code.broken)
     runs = [(running(function, adapter, library, one.given), one) for one in (task, *others)]
     found: depart.Departure | None
-    if [one.given for one in others] == [task.given]:
-        traced, found = depart.differing(runs[0][0], code, function, task)
+    if others and others[-1].given == task.given:
+        traced, found = depart.differing(runs[0][0], code, function, task, runs[1:-1])
     else:
         traced, found = depart.trace(runs[0][0], code, function, task, runs[1:])
     shown = {} if found is None or not found.line else {found.line: found}

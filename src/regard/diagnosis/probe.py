@@ -6,19 +6,17 @@ within which two results count as equal. Must not know mistakes, nor how a funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from typing import Literal
 
 import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
-from regard.diagnosis.surroundings import Surroundings
 from regard.textbook.mechanisms import Declared
 from regard.textbook.operations import block_of
 from regard.textbook.steps import LETTERS, Ref, Step, textbook
@@ -46,25 +44,15 @@ class Probe:
     """
 
     name: str
-    ability: str
     inputs: Mapping[str, Array]
     heads: int = 1
     groups: int = 1
-    keep: Array | None = None  # what the mask argument keeps, broadcastable to (B, H, L, S)
-    needs_mask: bool = False  # without `keep` the function gets a mask that hides nothing
-    causal: bool = False
+    rules: Mapping[str, Array] = field(default_factory=dict)  # what each keeps, (B, H, L, S)
     offset: int = 0
-    window: int | None = None  # how many keys a row sees, itself included
-    # What each rule keeps, (B, H, L, S), where a problem tells them apart.
-    rules: Mapping[str, Array] | None = None
     sides: tuple[int, int] = (0, 0)  # how many keys a window has on the left and on the right
-    chunks: tuple[int, ...] = ()  # how many tokens at a time a cache is fed
     scale: float | None = None
-    rank: int = 4  # of the arrays that the function gets
-    around: Surroundings | None = None  # what the function computes around attention
     score: str | Declared = "dot"
     normalize: str = "softmax"
-    dtype: np.dtype[Any] = field(default=np.dtype(np.float64))
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -132,25 +120,12 @@ class Probe:
     @property
     def has_rules(self) -> bool:
         """Whether a rule may hide keys."""
-        if self.rules is not None:
-            return bool(self.rules)
-        return self.keep is not None or self.causal or self.window is not None
+        return bool(self.rules)
 
     def rule(self, name: Rule) -> Array:
         """The cells that one rule keeps, (B, H, L, S)."""
         size = self.sizes
-        row = np.arange(size["L"])[:, None] + self.offset
-        key = np.arange(size["S"])
-        kept: Array = np.ones((size["L"], size["S"]), bool)
-        if self.rules is not None:
-            kept = self.rules.get(name, kept)
-        elif name == "mask" and self.keep is not None:
-            kept = self.keep
-        elif name == "causal" and self.causal:
-            kept = key <= row
-        elif name == "window" and self.window is not None:
-            kept = np.abs(key - row) < self.window
-            kept &= (key <= row) | (not self.causal)
+        kept = self.rules.get(name, np.ones((), bool))
         return np.broadcast_to(kept, (size["B"], size["H"], size["L"], size["S"]))
 
     def keeps(self, rules: Iterable[Rule]) -> Array:
@@ -186,48 +161,14 @@ class Probe:
         return next(name for name in ("projected_output", "merged", "output") if name in names)
 
     @property
+    def results(self) -> tuple[str, ...]:
+        """The steps that a function returns."""
+        return (self.result_step,)
+
+    @property
     def last_step(self) -> str:
         """The step after which nothing is needed for what a function returns."""
-        return self.result_step
-
-    def result(self, values: Values) -> Array:
-        """What a function returns, given the values of the steps."""
-        result = values[self.result_step]
-        if self.around is None:
-            return result
-        return self.around.finish(result, self.inputs["embeddings"])
-
-    def output(self, variant: Variant) -> Array:
-        """What a function that computes a variant returns; computed once while both exist."""
-        found = self._outputs.get(variant)
-        if found is None:
-            kind = None if variant.alike is None else variant.alike(self)
-            found = None if kind is None else self._outputs_by_kind.get(kind)
-            if found is None:
-                found = self.result(evaluate(self, variant, self.last_step))
-            self._outputs[variant] = found
-            if kind is not None:
-                self._outputs_by_kind[kind] = found
-        return found
-
-    def largest(self, variant: Variant) -> float:
-        """`largest` of what a function that computes a variant returns; computed once."""
-        found = self._largest_numbers.get(variant)
-        if found is None:
-            found = self._largest_numbers[variant] = largest(self.output(variant))
-        return found
-
-    @cached_property
-    def _largest_numbers(self) -> WeakKeyDictionary[Variant, float]:
-        return WeakKeyDictionary()
-
-    @cached_property
-    def _outputs_by_kind(self) -> dict[Hashable, Array]:
-        return {}
-
-    @cached_property
-    def _outputs(self) -> WeakKeyDictionary[Variant, Array]:
-        return WeakKeyDictionary()
+        return max(self.results, key=self.numbered.__getitem__)
 
     def reach(self, variant: Variant, last: str) -> tuple[int, int]:
         """The numbers of the first step that a variant may change, and of that after the `last`."""
@@ -287,7 +228,7 @@ class Probe:
         inner = max(array.shape[-1] for array in self.inputs.values() if array.ndim)
         largest = max(
             np.abs(np.nan_to_num(values, posinf=0, neginf=0)).max(initial=1.0)
-            for values in (self.right["values"], self.result(self.right))
+            for values in (self.right["values"], self.right[self.result_step])
         )
         # An angle is as many radians as the position for the first feature, and rounded to that.
         angle = float(np.abs(self.inputs.get("key_positions", np.zeros(1))).max(initial=0))
@@ -303,7 +244,7 @@ class Probe:
     @cached_property
     def _usual_units(self) -> float:
         score = np.nan_to_num(self.right[self.scaled], posinf=0, neginf=0)
-        largest = np.abs(np.nan_to_num(self.result(self.right))).max(initial=1.0)
+        largest = np.abs(np.nan_to_num(self.right[self.result_step])).max(initial=1.0)
         return float((4 * np.abs(score).max(initial=0) + 8) * largest)
 
 
@@ -312,13 +253,11 @@ class Variant:
     """One way of computing attention: the textbook with some steps replaced.
 
     A replacement that returns None leaves the step as the textbook has it. With `absent=False` the
-    steps after the mask do not skip hidden keys but use their scores. Variants that are `alike` on
-    a probe compute the same there.
+    steps after the mask do not skip hidden keys but use their scores.
     """
 
     replaced: Mapping[str, Callable[[Values, Probe], Array]] = field(default_factory=dict)
     absent: bool = True
-    alike: Callable[[Probe], Hashable] | None = None
 
     def __or__(self, other: Variant) -> Variant:
         """Both at once; where both replace a step, `other` does."""
@@ -326,27 +265,6 @@ class Variant:
 
 
 RIGHT = Variant()
-
-
-def largest(result: Array) -> float:
-    """The largest finite number of a result, and 1 at least.
-
-    A wrong result may be larger than any right one, and so is its rounding.
-    """
-    found = np.maximum.reduce(np.abs(result), axis=None, initial=1.0)
-    if not np.isfinite(found):
-        found = np.abs(result[np.isfinite(result)]).max(initial=1.0)
-    return float(found)
-
-
-def labels_of(keep: Array) -> tuple[Array, Array] | None:
-    """The number of each query's text and of each key's, if each sees its own alone, or None."""
-    cells = keep.reshape(-1, *keep.shape[-2:])[0]
-    first = cells.argmax(-1) if len(cells) > 1 else np.zeros(cells.shape[1], int)
-    rows = np.asarray(np.unique(first, return_inverse=True)[1]).ravel()
-    keys = rows[cells.argmax(0)] if len(cells) > 1 else rows
-    same: Array = rows[:, None] == keys
-    return (rows, keys) if np.array_equal(np.broadcast_to(cells, same.shape), same) else None
 
 
 def evaluate(probe: Probe, variant: Variant = RIGHT, last: str = "") -> dict[str, Array]:
@@ -405,7 +323,7 @@ def _computation(step: Step, values: Values, probe: Probe, over_all: bool) -> _C
     if step.name == "scale" and step.op == "given":
         return lambda values, probe: np.asarray(probe.scale)
     if step.op == "given":
-        return lambda values, probe: probe.inputs[step.name].astype(probe.dtype)
+        return lambda values, probe: probe.inputs[step.name].astype(float)
     if step.op == "merge":  # (B, H, L, E) → (B, L, HE)
         return lambda values, probe: _side_by_side(values[sources[0]])
     if step.op == "split":
@@ -432,7 +350,7 @@ def _computation(step: Step, values: Values, probe: Probe, over_all: bool) -> _C
 
     def compute(values: Values, probe: Probe) -> Array:
         seen = visible(values["visible"]) if hides else None
-        whole = block([read(values) for read in reads], seen, probe.dtype)
+        whole = block([read(values) for read in reads], seen, _FLOAT64)
         if whole.shape[: len(lead)] == sizes:
             return whole
         # An operand that no batch element or head has its own of leaves an axis of length 1.

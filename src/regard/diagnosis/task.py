@@ -18,7 +18,6 @@ from regard.boundary.cached import cached_property
 from regard.diagnosis.given import GRADIENTS, INPUTS, SAME, SOFTCAP, WHOLE_WINDOW, Given
 from regard.diagnosis.gradient_probe import OF_ALL_TEXTS, GradientProbe
 from regard.diagnosis.probe import Probe
-from regard.diagnosis.surroundings import Surroundings
 from regard.masks import Causal, Window
 from regard.positions import Rotary
 from regard.rules.distances import slopes
@@ -40,7 +39,7 @@ class Reading:
 
 PLAIN = Reading()
 AROUND = ("", "adds", "norm, adds", "adds, norm")
-_NORM = Surroundings(last="result", epsilon=1e-5)
+EPSILON = 1e-5  # of a layer's normalisation
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +98,7 @@ class Task:
         if not self.reading.around or rows.shape != output.shape:
             return output
         whole = rows + output
-        return _NORM.finish(whole, whole) if self.reading.around == "adds, norm" else whole
+        return _normalised(whole) if self.reading.around == "adds, norm" else whole
 
     def _gradient(self, name: str) -> Array:
         if not (self.given.is_bare and name in ("embeddings", "context")):
@@ -184,7 +183,7 @@ class Task:
         if given.mechanism is not None:
             about |= given.mechanism.of(given.shape[-1])
             inputs |= about.pop("inputs")
-        forward = Probe(given.name, "", inputs, **about)
+        forward = Probe(given.name, inputs, **about)
         if not self.wanted:
             return forward
         result = forward.right[forward.result_step]
@@ -194,13 +193,13 @@ class Task:
             for field in self.wanted
             for name in (INPUTS.values() if given.is_bare else (GRADIENTS[field],))
         )
-        return GradientProbe(given.name, "", inputs, forward=forward, wanted=(*wanted,), **about)
+        return GradientProbe(given.name, inputs, forward=forward, wanted=(*wanted,), **about)
 
     def _inputs(self) -> dict[str, Array]:
         given, reads = self.given, self.reads
         found = {name: given.array(name) for name in SAME if name in reads}
         if self.reading.around == "norm, adds":
-            found["embeddings"] = _NORM.finish(found["embeddings"], found["embeddings"])
+            found["embeddings"] = _normalised(found["embeddings"])
         if "softcap" in reads:
             found["softcap"] = np.asarray(SOFTCAP)
         if "sink" in reads:
@@ -242,6 +241,11 @@ class Task:
         pairs = Rotary().frequencies_of(given.width, rows)
         order: Any = np.stack if reading.rotary == "pairs" else np.concatenate
         return {**found, "frequencies": order([-pairs, pairs], -1).ravel()}
+
+
+def _normalised(rows: Array) -> Array:
+    apart = rows - rows.mean(-1, keepdims=True)
+    return np.asarray(apart / np.sqrt(np.square(apart).mean(-1, keepdims=True) + EPSILON))
 
 
 @lru_cache(maxsize=1024)

@@ -92,11 +92,13 @@ def _ask(function: Any, adapter: Adapter, library: str, traces: Traces, given: G
 def running(
     function: Any, adapter: Adapter, library: str, given: Given
 ) -> Callable[[], dict[str, Array]]:
-    """What makes the same call without any guard: results by name, errors as they come."""
+    """What makes the same call without any guard: results by name, errors as they come.
+
+    It is run where `guarded` is around it.
+    """
 
     def run() -> dict[str, Array]:
-        with _as_usual(library):
-            return _read(adapter.call(function, TaskView(given, CONVERT[library])))[0]
+        return _read(adapter.call(function, TaskView(given, CONVERT[library])))[0]
 
     return run
 

@@ -16,7 +16,7 @@ import numpy as np
 from regard.diagnosis.call.adapter import Adapter, Way
 from regard.diagnosis.call.asking import Answer, Ask, asking
 from regard.diagnosis.given import FIELDS, GRADIENTS, Given, Sizes
-from regard.diagnosis.lines import Told, tell
+from regard.diagnosis.lines import Told, means, tell
 from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.process.protocol import (
@@ -136,6 +136,15 @@ def as_told(content: dict[str, Any], data: bytes) -> Told:
     return told
 
 
+@checked
+def as_number(content: dict[str, Any], data: bytes, most: int) -> int:
+    """One of so many readings."""
+    need(content.keys() == {"number"} and not data)
+    number = content["number"]
+    need(type(number) is int and 0 <= number < most)
+    return int(number)
+
+
 def way_frame(key: bytes, number: int, way: Way) -> bytes:
     """A way to call a function, as bytes: adapters as text, and what they assume."""
     content = asdict(replace(way, adapters=()))
@@ -206,6 +215,11 @@ class Caller:
             task, *others = (as_task(one, self._mechanism) for one in content["tasks"])
             told = tell(self._function, adapter, self._library, task, others)
             return told_frame(key, message.number, told)
+        if "readings" in content:
+            adapter = self._adapters[content["adapter"]]
+            tasks = [as_task(one, self._mechanism) for one in content["readings"]]
+            found = means(self._function, adapter, self._library, tasks)
+            return frame(key, message.number, {"number": found})
         way = next(self._ways)
         self._adapters += way.adapters
         self._asks += [asking(self._function, one, self._library) for one in way.adapters]

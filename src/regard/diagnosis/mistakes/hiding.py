@@ -90,6 +90,7 @@ MASKS = {
         "the scores are multiplied by the mask",
         "A hidden score becomes 0, which is an ordinary score: its exponential is 1.",
         "masked = raw * keep",
+        "biased = raw * bias",
     ),
     "mask_added_as_ones": (
         "a mask of 1 and 0 is added to the scores",

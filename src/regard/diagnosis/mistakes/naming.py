@@ -18,6 +18,7 @@ from regard.diagnosis.mistakes.written import Unfit
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 
 NEAR = 1e-5  # relative where a number is larger than 1
+HIDDEN = -1e4  # what is lower hides as well as −∞
 MOST_VARIANTS = 6000
 
 
@@ -84,7 +85,8 @@ def _possible(probe: Probe, right: Collection[str]) -> Iterator[tuple[Mistake, V
 
 
 def _alike(one: Array, other: Array) -> bool:
-    one, other = np.broadcast_arrays(np.asarray(one, float), np.asarray(other, float))
+    both = np.broadcast_arrays(np.asarray(one, float), np.asarray(other, float))
+    one, other = (np.maximum(x, HIDDEN) for x in both)
     with np.errstate(invalid="ignore"):
         near = np.abs(one - other) <= NEAR * np.maximum(1.0, np.abs(other))
     return bool((near | (one == other) | (np.isnan(one) & np.isnan(other))).all())

@@ -55,11 +55,6 @@ OBSERVED = {
             "unit = F.normalize(q, dim=-1)  # and scores.softmax(dim=-1)",
         ),
     ),
-    "cache_of_the_last_call_alone": (
-        "the cache keeps the keys of the last call alone",
-        "What is handed on are the new keys and values, without those from before.",
-        ("return output, (K, V)  # all of them, not the new ones", "return out, (k, v)"),
-    ),
     "computed_in_half_precision": (
         "something between has only the digits of a half-precision type",
         "Three digits are left. Keep the scores and softmax in float32, and round the result once.",

@@ -160,9 +160,10 @@ PROJECTIONS = {
         "W_q = np.eye(M); W_k = np.eye(M); W_v = np.eye(M)",
     ),
     "queries_from_context": (
-        "queries are made of the context, and keys and values of what asks",
-        "The two are exchanged: a query asks, and what it reads is the context.",
+        "queries are made of the context",
+        "A query asks, and what it reads is the context; the two may be exchanged as well.",
         "embeddings = context; context = x",
+        "embeddings = context",
         ("q, k = x @ W_q, context @ W_k", "q, k = self.W_q(x), self.W_k(context)"),
     ),
     "fused_columns_misread": (

@@ -142,6 +142,7 @@ PRODUCTS = {
         "scores = -(apart(q, k) ** 2)",
         "scores = -(apart(q, k) ** 2) / 2",
         "scores = apart(q, k)",
+        "scores = -np.abs(q[..., :, None, :] - k[..., None, :, :]).sum(-1)",
         "scaled = -apart(q, k)",
         "scaled = -(apart(q, k) ** 2)",
     ),

@@ -70,11 +70,20 @@ CACHES = {
         "earlier keys are lost: each call sees only its own",
         "The cache is overwritten instead of extended, so earlier text is lost.",
         "causal = (j <= i) & (j >= past)",
+        "weights = by_sum(exps(logits) * (j >= past))",
+    ),
+    "cache_of_the_last_call_alone": (
+        "the cache keeps the keys of the last call alone",
+        "What is handed on are the new keys and values, without those from before: fed one by "
+        "one, a token sees itself and the one before it.",
+        *(f"causal = (j <= i) & (j // {n} >= i // {n} - 1)" for n in (1, 2, 3, 4)),
+        ("return output, (K, V)  # all of them, not the new ones", "return out, (k, v)"),
     ),
     "cache_stale": (
         "new keys come too late: a call sees only earlier ones",
         "The cache is read before it is extended, so a token does not see itself.",
         "causal = (j < past) & (i >= 0)",
+        "weights = by_sum(exps(logits) * (j < past))",
     ),
     "cache_oldest_lost": (
         "the oldest key is dropped from the cache",

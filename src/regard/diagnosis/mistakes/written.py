@@ -133,7 +133,7 @@ def _seen(groups: Iterable[tuple[Rule, ...]], needs: int = 1) -> Callable[[Formu
         for group in groups:
 
             def visible(values: Values, probe: Probe, group: tuple[Rule, ...] = group) -> Any:
-                own = [rule for rule in group if _has(probe, rule)]
+                own = [rule for rule in group if rule in probe.rules]
                 if len(own) < needs:
                     return None
                 cells = probe.keeps(rule for rule in EVERY_RULE if rule not in group)
@@ -149,10 +149,6 @@ def _seen(groups: Iterable[tuple[Rule, ...]], needs: int = 1) -> Callable[[Formu
         return tuple(found)
 
     return variants
-
-
-def _has(probe: Probe, rule: Rule) -> bool:
-    return not probe.rule(rule).all() or (probe.rules is not None and rule in probe.rules)
 
 
 # Which rules a mistake is made with: all at once, some alone, or one after the other.
@@ -178,7 +174,7 @@ def _hidden(formula: Formula, step: str, groups: tuple[tuple[Rule, ...], ...]) -
     others = [rule for rule in EVERY_RULE if not any(rule in group for group in groups)]
 
     def present(probe: Probe) -> list[tuple[Rule, ...]]:
-        return [group for group in groups if any(_has(probe, rule) for rule in group)]
+        return [group for group in groups if any(rule in probe.rules for rule in group)]
 
     def masked(values: Values, probe: Probe) -> Array:
         cells = raw_scores(values)

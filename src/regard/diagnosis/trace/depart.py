@@ -18,7 +18,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
 from regard.diagnosis.trace import jax, torch
-from regard.diagnosis.trace.find import LOW, NOTHING, downstream, upstream
+from regard.diagnosis.trace.find import LOW, NOTHING, downstream, sought, upstream
 from regard.diagnosis.trace.live import in_force
 from regard.diagnosis.trace.name import named
 from regard.diagnosis.trace.notes import Notes, Record
@@ -80,7 +80,7 @@ def trace(
     >>> from regard.diagnosis.probe import Probe
     >>> from regard.diagnosis.trace.rewrite import rewritten
     >>> q, k, v = np.random.default_rng(0).normal(size=(3, 1, 2, 5, 4))
-    >>> probe = Probe("own", "", {"queries": q, "keys": k, "values": v})
+    >>> probe = Probe("own", {"queries": q, "keys": k, "values": v})
     >>> right = {"output": probe.right["output"]}
     >>> problem = SimpleNamespace(probe=probe, expected=right, compared=None)
     >>> text = [
@@ -112,22 +112,49 @@ def _noted(thing: Any, code: Code, notes: Notes) -> Iterator[None]:
         yield
 
 
-def differing(run: Run, code: Code, thing: Any, problem: Problem) -> tuple[Traced, Departure]:
+def nearest(run: Run, code: Code, thing: Any, problems: Sequence[Problem]) -> int:
+    """Which of several readings of one problem has most steps there that the first has not.
+
+    Whole numbers are anywhere.
+    """
+    if code.broken:
+        return 0
+    notes = Notes(code)
+    with _noted(thing, code, notes):
+        finder = Traced(run, notes, problems[0]).finder
+    plain = problems[0].probe.declared
+    counts = [0]
+    for one in problems[1:]:
+        steps = (own for name, own in sought(one.probe).items() if name not in plain)
+        own = [step for step in steps if (step.value != np.round(step.value)).any()]
+        counts.append(sum(bool(finder.find(step)) for step in own))
+    return int(np.argmax(counts))
+
+
+def differing(
+    run: Run, code: Code, thing: Any, problem: Problem, between: Sequence[tuple[Run, Problem]] = ()
+) -> tuple[Traced, Departure]:
     """Run the same problem twice, and tell the first value that is another one the second time."""
     notes = Notes(code)
     with _noted(thing, code, notes):
         traced = Traced(run, notes, problem)
         traced.found  # noqa: B018  as long as its values are there
+        for call, _ in between:
+            with contextlib.suppress(Exception):  # what is kept may not fit it
+                call()
         traced.listened()
-    for one, other in zip(traced.finder.records, notes.records, strict=False):
+    once = traced.finder.records
+    for one, other in zip(once, notes.records, strict=False):
         if one.node != other.node or not np.array_equal(one.value, other.value, equal_nan=True):
-            return traced, _drawn(traced, one)
+            # What is kept is an object that the first call has had, or is read before anything.
+            kept = any(other.owner is x.owner for x in once)
+            return traced, _drawn(traced, other if kept else one, kept=kept)
     return traced, Departure("", 0, "two equal calls give different results", "twice")
 
 
-def _drawn(traced: Traced, record: Record) -> Departure:
+def _drawn(traced: Traced, record: Record, *, kept: bool) -> Departure:
     node = traced.notes.nodes[record.node]
-    drawn = node.kind in ("Call", "Library")
+    drawn = node.kind in ("Call", "Library") and not kept
     said = "drawn at random" if drawn else "kept from an earlier call"
     name = "dropout_left_on" if drawn else "state_kept"
     return Departure("", node.line, f"{node.text} is {said}", "twice", name)
@@ -211,8 +238,7 @@ class Verdict:
 
     def by_substitute(self, step: str, record: Record) -> tuple[int, str, str, str]:
         """The same for a value that takes the place of a step."""
-        traced, steps = self.traced, self.traced.steps
-        made = [x for x, own in traced.found.items() if record in own and self.is_all(record, x)]
+        traced, steps, made = self.traced, self.traced.steps, self.made
         if made and made != [step]:
             own = [x for x in traced.before(step) if steps[x].axes == steps[step].axes]
             last = max(own or made, key=traced.order.index)
@@ -229,6 +255,14 @@ class Verdict:
     def is_all(self, record: Record, step: str) -> bool:
         """Whether a value has a step's own numbers, and not only those that are left free."""
         return bool(self.traced.finder.explained(self.traced.steps[step])[record.number])
+
+    @cached_property
+    def made(self) -> list[str]:
+        """The right steps that are what takes the place of another."""
+        if self.substitute is None:
+            return []
+        record, found = self.substitute.records[0], self.traced.found.items()
+        return [x for x, own in found if record in own and self.is_all(record, x)]
 
     @cached_property
     def moved(self) -> tuple[Record, str] | None:
@@ -339,7 +373,9 @@ class Verdict:
     @cached_property
     def cure(self) -> Cure | None:
         """The smallest change that makes the result right."""
-        return Putting(self.traced).cure(self.lines)
+        wrong = self.substitute is not None and not self.made
+        until = self.substitute.records[-1] if self.substitute and wrong else None
+        return Putting(self.traced).cure(self.lines, until)
 
     @cached_property
     def measured(self) -> str:

@@ -34,7 +34,6 @@ class Record:
     kind: str  # of NumPy's dtype: f, i, u or b
     parents: tuple[Record, ...]
     owner: Any  # the object itself
-    written: bool = False  # by a statement that changed the object
 
 
 class EndlessError(BaseException):
@@ -58,6 +57,8 @@ class Notes:
         """Forget what was noted."""
         self.records: list[Record] = []
         self.runs: dict[int, int] = {}  # how often each node ran
+        self.first: dict[int, int] = {}  # the number of the record that was next when it did first
+        self.kinds: dict[int, type] = {}  # of the last value of each node
         self.reads: dict[Record, list[int]] = {}  # the nodes that had a value again
         self.full = False
         self._numbers = 0
@@ -80,8 +81,8 @@ class Notes:
         if self.ran is not None:
             self._count(node, self.ran)
         elif self.listening:
-            self.runs[node] = self.runs.get(node, 0) + 1
-            kind = type(value)
+            kind = self.kinds[node] = type(value)
+            self._ran(node)
             if kind is int or kind is bool or kind is str or value is None:
                 self._last[node] = ()
             else:
@@ -95,7 +96,8 @@ class Notes:
         if self.ran is not None:
             self._count(node, self.ran)
         elif self.listening:
-            self.runs[node] = self.runs.get(node, 0) + 1
+            self.kinds[node] = type(value)
+            self._ran(node)
             self.keep(node, value, self._parents(node))
         return value
 
@@ -104,7 +106,7 @@ class Notes:
         if self.ran is not None:
             self._count(node, self.ran)
         elif self.listening:
-            self.runs[node] = self.runs.get(node, 0) + 1
+            self._ran(node)
             self.keep(node, value, self._parents(node), written=True)
 
     def update(self, node: int, target: Any, value: Any, *index: Any) -> Any:
@@ -117,7 +119,7 @@ class Notes:
         if self.ran is not None:
             self._count(node, self.ran)
         elif self.listening:
-            self.runs[node] = self.runs.get(node, 0) + 1
+            self._ran(node)
             known = () if before is None or before.owner is not target else (before,)
             self.keep(node, result, (*known, *self._parents(node)), written=True)
         return result
@@ -138,6 +140,14 @@ class Notes:
             node = self._added[line, text] = len(self.nodes) - 1
         own = (self._owners.get(id(one)) for one in leaves(list(operands)))
         self.keep(node, value, tuple(one for one in own if one is not None))
+
+    def _ran(self, node: int) -> None:
+        self.runs[node] = self.runs.get(node, 0) + 1
+        self.first.setdefault(node, len(self.records))
+
+    def last(self, node: int) -> tuple[Record, ...]:
+        """The records of the last value of a node."""
+        return self._last.get(node, ())
 
     def _count(self, node: int, ran: dict[int, int]) -> None:
         ran[node] = ran.get(node, 0) + 1
@@ -189,7 +199,7 @@ class Notes:
         if len(self.records) >= MOST_RECORDS or self._numbers > MOST_ALTOGETHER:
             self.full = True
             return None
-        made = Record(len(self.records), node, own, kind, parents, value, written)
+        made = Record(len(self.records), node, own, kind, parents, value)
         self.records.append(made)
         self._numbers += own.size
         self._owners[id(value)] = made

@@ -17,12 +17,13 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
-from regard.diagnosis.trace.notes import Exchange, numbers
+from regard.diagnosis.trace.notes import Exchange, Record, numbers
 from regard.diagnosis.trace.rewrite import IN_PLACE, OPERATORS, Node
 from regard.diagnosis.trace.traced import Traced
 
 MOST_TRIES = 400
 MOST_WORK = 600_000  # expressions that are run again altogether
+OF_JAX = 60  # times as much work is one that JAX computes
 LONGER = 4  # times as many expressions may run when one is exchanged
 MOST_NAMES = 8  # that take the place of one
 FARTHER = 5  # so many lines farther away is as unlikely as a change of the next rank
@@ -34,7 +35,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "Sub": ("Add",),
     "Mult": ("Div", "Add"),
     "Div": ("Mult", "FloorDiv"),
-    "FloorDiv": ("Mod", "Div"),
+    "FloorDiv": ("Mod", "Div", "CeilDiv"),
     "Mod": ("FloorDiv",),
     "Pow": ("Mult", "Div"),
     "BitAnd": ("BitOr",),
@@ -47,9 +48,10 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "Eq": ("NotEq", "GtE", "LtE"),
     "NotEq": ("Eq",),
 }
+UP = {"CeilDiv": lambda a, b: -(-a // b)}
 SIGNS = {"Add": "+", "Sub": "-", "Mult": "*", "Div": "/", "FloorDiv": "//", "Mod": "%", "Pow": "**"}
 SIGNS |= {"BitAnd": "&", "BitOr": "|", "BitXor": "^", "Lt": "<", "LtE": "<=", "Gt": ">"}
-SIGNS |= {"GtE": ">=", "Eq": "==", "NotEq": "!="}
+SIGNS |= {"CeilDiv": "// rounded up", "GtE": ">=", "Eq": "==", "NotEq": "!="}
 TURNED = ("Sub", "Div", "MatMult", "FloorDiv", "Mod", "Pow")  # operands whose order counts
 
 
@@ -87,20 +89,26 @@ class Putting:
             right = self.traced.is_right_again(everywhere=everywhere)
             return right and notes.ran.keys() >= notes.runs.keys()
         finally:
-            self.work += sum(notes.ran.values())
+            self.work += sum(notes.ran.values()) * self._weight
             notes.instead, notes.ran = {}, None
 
-    def cure(self, lines: Sequence[int]) -> Cure | None:
+    @cached_property
+    def _weight(self) -> int:
+        kinds = self.traced.notes.kinds.values()
+        return OF_JAX if any(one.__module__.startswith("jax") for one in kinds) else 1
+
+    def cure(self, lines: Sequence[int], until: Record | None = None) -> Cure | None:
         """The smallest change that makes the result right, on the first of the lines that has one.
 
-        A value that is put in is looked for from the first line on: others are made of it.
+        A value that is put in is looked for from the first line on: others are made of it. What
+        ran after a wrong value, `until` which all else is right, cures nothing.
         """
         notes = self.traced.notes
         place = {line: number for number, line in enumerate(lines)}
         every = [
             (own, number)
-            for number in notes.runs
-            if notes.nodes[number].line in place
+            for number, first in notes.first.items()
+            if notes.nodes[number].line in place and (until is None or first <= until.number)
             for own in self._tries(number)
         ]
         when = {number: first for first, number in enumerate(notes.runs)}
@@ -128,7 +136,7 @@ class Putting:
             case "BinOp" | "Compare":
                 yield from _of_operator(node, OPERATORS)
                 if node.detail in OPERATORS:
-                    yield from self._of_value(node, OPERATORS[node.detail])
+                    yield from self._of_value(number, OPERATORS[node.detail])
             case "AugAssign":
                 yield from _of_operator(node, IN_PLACE)
             case "UnaryOp":
@@ -137,19 +145,44 @@ class Putting:
             case "Constant":
                 yield from _of_constant(node)
             case "Name":
-                yield from _of_name(node)
-                yield from self._of_value(node)
+                yield from self._of_name(number)
+                yield from self._of_value(number)
             case "Call" | "Attribute" | "Subscript":
-                yield from self._of_value(node)
+                yield from self._of_value(number)
 
-    def _of_value(self, node: Node, operation: Callable[..., Any] | None = None) -> Iterator[_Try]:
-        """Another number, or another mask, in the place of a value."""
+    def _of_name(self, number: int) -> Iterator[_Try]:
+        """What else is at hand there and has the same form, or is not read anywhere."""
+        node = self.traced.notes.nodes[number]
+        for other in node.names[: 4 * MOST_NAMES]:
+            form = self._forms.get((node.scope, other))
+            if other != node.detail and form in (None, self._form(number)):
+                yield _Try(f"with {other} instead of {node.detail}", 2, _named(other))
+
+    @cached_property
+    def _forms(self) -> Mapping[tuple[int, str], Any]:
+        """The form of what each name of a function is, where it is read."""
+        nodes = self.traced.notes.nodes
+        names = (one for one in self.traced.notes.runs if nodes[one].kind == "Name")
+        return {(nodes[one].scope, nodes[one].detail): self._form(one) for one in names}
+
+    def _form(self, number: int) -> tuple[Any, ...]:
+        notes = self.traced.notes
+        return notes.kinds.get(number), *(one.value.shape for one in notes.last(number))
+
+    def _of_value(self, number: int, operation: Callable[..., Any] | None = None) -> Iterator[_Try]:
+        """Another number, or another mask, in the place of a value that may be one."""
+        notes = self.traced.notes
+        node, kind = notes.nodes[number], notes.kinds.get(number, type(None))
+        own = [one.value for one in notes.last(number)]
+        is_array = len(own) == 1 and own[0].ndim > 0
+        if not (is_array or issubclass(kind, int | float | np.generic) or len(own) == 1):
+            return
         tries = [_Try(f"with the opposite of {node.text}", 2, _opposite)]
-        for step in (1, -1):
+        for step in (1, -1) if kind is int else ():
             tries.append(_Try(f"with {node.text} {step:+d}", 2, _moved(step)))
-        for name, own in self._scalars.items():
-            tries.append(_Try(f"with {name} for {node.text}", PUT, _scalar(own)))
-        for name, cells in self._masks.items():
+        for name, scalar in self._scalars.items() if not is_array and kind is not bool else ():
+            tries.append(_Try(f"with {name} for {node.text}", PUT, _scalar(scalar)))
+        for name, cells in self._masks.items() if is_array and has_two_values(own[0]) else ():
             tries.append(_Try(f"with {name} for {node.text}", PUT, _mask(cells)))
         for one in tries:
             if operation is None:
@@ -179,6 +212,7 @@ class Putting:
 
 def _of_operator(node: Node, operators: Mapping[str, Callable[..., Any]]) -> Iterator[_Try]:
     sign = SIGNS.get(node.detail, node.detail)
+    operators = {**operators, **UP}
     for other in OTHERS.get(node.detail, ()):
         if other in operators:
             said = f"with {SIGNS[other]} instead of {sign} in {node.text}"
@@ -211,12 +245,6 @@ def _of_constant(node: Node) -> Iterator[_Try]:
         if other != value:
             said = f"with {other:g} instead of {node.text}"
             yield _Try(said, 0 if rank < 2 else 1, lambda own, frame, other=other: other)
-
-
-def _of_name(node: Node) -> Iterator[_Try]:
-    for other in node.names[: 4 * MOST_NAMES]:
-        if other != node.detail:
-            yield _Try(f"with {other} instead of {node.detail}", 2, _named(other))
 
 
 class Unfit(Exception):
@@ -274,7 +302,7 @@ def _scalar(other: float) -> Exchange:
 def _mask(cells: Array) -> Exchange:
     def exchange(value: Any, frame: types.FrameType) -> Any:
         own = numbers(value)
-        if own is None or own.size < 2:
+        if own is None or own.size < 2 or not has_two_values(own):
             raise Unfit
         for right in reduced(cells, own.shape):
             made = _as_mask(own, right)
@@ -285,11 +313,14 @@ def _mask(cells: Array) -> Exchange:
     return exchange
 
 
+def has_two_values(own: Array) -> bool:
+    """Whether an array has two values at most, as a mask has."""
+    return bool(((own == own.min()) | (own == own.max())).all())
+
+
 def _as_mask(own: Array, right: Array) -> Array | None:
     """A mask with the meaning of `right`, written as `own` is."""
     kinds = np.array([own.min(), own.max()])
-    if not ((own == kinds[0]) | (own == kinds[1])).all():
-        return None
     if own.dtype.kind == "b":
         # It says whether to attend or to hide: what agrees in more cells.
         agrees = (own == right).mean() >= 0.5

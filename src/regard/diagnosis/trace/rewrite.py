@@ -12,7 +12,7 @@ import operator
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 NOTE, OPERATE, WRITE = "regard_note", "regard_operate", "regard_write"
 UPDATE, BIND = "regard_update", "regard_bind"
@@ -70,26 +70,6 @@ class Node:
     detail: str = ""  # the operator, or the name that is read
     names: tuple[str, ...] = ()  # all names of the function around it
     scope: int = 0  # the number of the function around it
-    last_line: int = 0  # of the expression
-
-
-class Listener(Protocol):
-    """What rewritten code calls."""
-
-    def note(self, node: int, value: Any) -> Any:
-        """Take the value of an expression, and give the one to go on with."""
-
-    def operate(self, node: int, *operands: Any) -> Any:
-        """Compute the value of an operator."""
-
-    def write(self, node: int, value: Any) -> None:
-        """Take an object that a statement has changed."""
-
-    def update(self, node: int, target: Any, value: Any, *index: Any) -> Any:
-        """Compute an augmented assignment."""
-
-    def bind(self, node: int, value: Any) -> bool:
-        """Take what a loop has put into its names; always true."""
 
 
 @dataclass(eq=False)
@@ -185,11 +165,8 @@ class _Rewriter(ast.NodeTransformer):
     def declare(self, node: Any, parts: list[int], detail: str = "") -> int:
         """The number of a new node."""
         names = self.names[-1] if self.names else ()
-        line, last = node.lineno, node.end_lineno or node.lineno
-        kind = type(node).__name__
-        made = Node(
-            line, self.text_of(node), tuple(parts), kind, detail, names, self.scope[-1], last
-        )
+        text, kind = self.text_of(node), type(node).__name__
+        made = Node(node.lineno, text, tuple(parts), kind, detail, names, self.scope[-1])
         self.code.nodes.append(made)
         return len(self.code.nodes) - 1
 

@@ -16,9 +16,9 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
 from regard.diagnosis.probe import Variant, evaluate
-from regard.diagnosis.trace.find import Sought, downstream
+from regard.diagnosis.trace.find import LOW, Sought, downstream
 from regard.diagnosis.trace.notes import Record
-from regard.diagnosis.trace.traced import Traced, alike
+from regard.diagnosis.trace.traced import RIGHT, Traced, alike
 
 MOST_CANDIDATES = 40  # for one step
 MOST_ARRANGEMENTS = 6
@@ -58,12 +58,28 @@ class Substitutes:
         frontier = [x for x in traced.gone if not set(traced.gone) & traced.made_of(x)]
         if len(frontier) == 2 and (both := self._of_both(*frontier)):
             return both
-        for name in names:
-            for records, value in self.candidates(name):
-                values = self.goes_on({name: value})
-                if values is not None:
-                    return Substitute((name,), records, values)
-        return None
+        return next((one for one in map(self._last_of, names) if one is not None), None)
+
+    def _last_of(self, name: str) -> Substitute | None:
+        """The last value that takes the place of a step: code may change one before it is used.
+
+        One that differs in what is free there is the same one.
+        """
+        found: Substitute | None = None
+        tried: dict[bytes, Mapping[str, Array] | None] = {}
+        for records, value in self.candidates(name):
+            own = value.tobytes()
+            if own not in tried:
+                tried[own] = self.goes_on({name: value})
+            values = tried[own]
+            if values is not None and not (found and self._same(name, found.values[name], value)):
+                found = Substitute((name,), records, values)
+        return found
+
+    def _same(self, name: str, one: Array, other: Array) -> bool:
+        if name in self.traced.made_of("weights") and one.ndim == 4:
+            one, other = (np.maximum(x - x.max(-1, keepdims=True), -LOW) for x in (one, other))
+        return bool(np.allclose(one, other, RIGHT, RIGHT, equal_nan=True))
 
     def _of_both(self, first: str, second: str) -> Substitute | None:
         """Values of two steps that do not depend on each other, as the same helper makes them."""
