@@ -101,10 +101,12 @@ def whole(read: Read) -> Explanation:
     form, given = stack.norms["final"][0], _outside(stack, ids)
     names, forms, sizes = frozenset(given), [], {"H": config.heads, "G": config.key_heads}
     for number, one in enumerate(stack.layers):
-        weights, shared = dict(one.given), {"softcap", "scale"}
+        weights: dict[str, Matrix] = dict(one.given)
+        shared = {"softcap", "scale"}
         if (turn := config.rotary[number]) is not None:
             turned, more = Rotation(turn, {"query": range(len(ids))}, config.head_width).given()
-            weights, sizes = weights | turned, sizes | more
+            weights.update(turned)
+            sizes |= more
             shared |= {"query_positions", "key_positions"}
         forms.append(replace(one.form, given=frozenset(weights) | (names & shared)))
         given |= {f"{number}.{name}": array for name, array in weights.items()}
@@ -112,7 +114,7 @@ def whole(read: Read) -> Explanation:
     inputs = {step.name: np.asarray(given[step.name]) for step in steps if step.op == "given"}
     evaluation = Evaluation(steps, inputs, sizes, dtype=np.dtype(np.float64), rules=Causal())
     labels = dict.fromkeys("LS", read.tokens.labels)
-    labels["X"] = tuple(read.names(int(number)) for number in given["token_numbers"])
+    labels["X"] = tuple(read.names(int(number)) for number in np.asarray(given["token_numbers"]))
     labels["V"] = tuple(read.names(number) for number in range(config.vocabulary))
     note = f"A {config.kind} model of {config.layers} layers, every step from tokens to logits."
     return Explanation.of(Trace(evaluation, read.text, note, labels))
