@@ -428,13 +428,13 @@ why.addEventListener("keydown", (event) => {
 
 // Another width is another picture, and where all of it is in sight another height too. A page may begin
 // unseen, as in a folded notebook.
+const size = () => `${stage.clientWidth} ${sheet.dataset.kind === "wide" ? innerHeight : ""}`;
 let room = "";
 function follow() {
-  const now = `${stage.clientWidth} ${sheet.dataset.kind === "wide" ? innerHeight : ""}`;
-  if (now === room) return;
-  if (room) rebuild();
-  if (room) showWhy();
-  room = now;
+  if (size() === room) return;
+  rebuild();
+  showWhy();
+  room = size();
 }
 
 // --- the start ------------------------------------------------------------------------------
@@ -457,6 +457,7 @@ tools.hidden = false;
 tools.elements.link.hidden = location.protocol === "about:"; // in a notebook there is no link
 drawing.buildGallery?.();
 start();
+room = size();
 new ResizeObserver(follow).observe(stage);
 addEventListener("resize", follow);
 window.addEventListener("popstate", start);
