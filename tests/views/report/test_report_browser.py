@@ -290,6 +290,28 @@ def test_on_a_phone_an_opened_number_is_in_sight_above_its_explanation(open_page
             page.locator("#why .operand").last.press("Enter")
 
 
+# A page whose first look at its size comes when it is asked for.
+LATE = """window.ResizeObserver = class extends ResizeObserver {
+  observe(element) { window.look = () => super.observe(element); }
+}"""
+CELL = "document.querySelector('[data-step=output] [role=gridcell]').getBoundingClientRect()"
+
+
+def test_a_page_that_begins_unseen_is_laid_out_when_it_is_seen(
+    open_page: Open, tmp_path: Path
+) -> None:
+    page = open_page(example("she-likes-coffee"))
+    page.add_init_script(LATE)
+    frame = "<iframe src='page-0.html' style='width: 0; height: 700px'></iframe>"
+    (tmp_path / "frame.html").write_text(frame, "utf-8")
+    page.goto((tmp_path / "frame.html").as_uri())
+    inside = page.frames[1]
+    assert inside.evaluate(CELL)["width"] < 1
+    page.evaluate("document.querySelector('iframe').style.width = '900px'")
+    inside.evaluate("look()")
+    inside.wait_for_function(f"{CELL}.width > 20")
+
+
 def test_arrow_keys_stay_in_the_table_and_home_and_end_go_to_its_sides(open_page: Open) -> None:
     page = open_page(example("she-likes-coffee"))
     page.evaluate(

@@ -430,13 +430,13 @@ why.addEventListener("keydown", (event) => {
 
 // Another width is another picture, and where all of it is in sight another height too. A page may begin
 // unseen, as in a folded notebook.
+const roomNow = () => `${stage.clientWidth} ${sheet.dataset.kind === "wide" ? innerHeight : ""}`;
 let lastRoom = "";
 function follow() {
-  const now = `${stage.clientWidth} ${sheet.dataset.kind === "wide" ? innerHeight : ""}`;
-  if (now === lastRoom) return;
-  if (lastRoom) rebuild();
-  if (lastRoom) showWhy();
-  lastRoom = now;
+  if (roomNow() === lastRoom) return;
+  rebuild();
+  showWhy();
+  lastRoom = roomNow();
 }
 
 // --- the start ------------------------------------------------------------------------------
@@ -459,6 +459,7 @@ tools.hidden = false;
 tools.elements.link.hidden = location.protocol === "about:"; // in a notebook there is no link
 drawing.buildGallery?.();
 start();
+lastRoom = roomNow();
 new ResizeObserver(follow).observe(stage);
 addEventListener("resize", follow);
 window.addEventListener("popstate", start);

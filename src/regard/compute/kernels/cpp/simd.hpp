@@ -261,14 +261,15 @@ template <class T> REGARD_INLINE bool finite(const T* x, int64_t n) {
 
 // 2^x for x <= 0, at most 1 ulp off, down through the subnormal numbers to 0; NaN stays NaN.
 // Without scalef, the result is made 2^24 or 2^53 times too large and multiplied down: one rounding.
-// What will be 0 is masked out, or 0 before: a lane that underflows takes some CPUs 200 cycles.
+// What will be 0 is masked out, or underflows once, where that is flushed; what is multiplied down is
+// never subnormal itself: such a lane takes some CPUs 200 cycles.
 REGARD_INLINE Vec<float> exp2(Vec<float> x) {
 #if defined(__AVX512F__)
     const __mmask16 there = _mm512_cmp_ps_mask(x, all(-150.0f), _CMP_NLT_UQ);  // NaN is
     const Vec<float> f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT);  // 0 of an infinity
     const Vec<float> whole = x - f;
 #else
-    x = larger(all(-151.0f), x);  // whose exponent will be 0; NaN passes: it is the second argument
+    x = larger(all(-150.0f), x);  // half of the least number, so 0; NaN passes: it is the second argument
     const Vec<float> magic = all(12582912.0f + 24.0f);  // 1.5 * 2^23: rounds to an integer
     Vec<float> r = x + magic;
     Vec<float> f = x - (r - magic);
