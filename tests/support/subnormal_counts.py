@@ -83,7 +83,7 @@ def may_have_some(given: tuple[Any, ...], door: Door) -> bool:
             wide = given[door.wide]
         places = (*door.arrays, *door.scales)
         return wide or any(has_subnormal(given[place]) for place in places)
-    except (TypeError, ValueError, LookupError, Warning):
+    except (TypeError, ValueError, LookupError, ArithmeticError, Warning):
         return True  # it is no call that computes: the module says so
 
 
