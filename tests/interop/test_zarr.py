@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import numpy as np
@@ -235,6 +236,31 @@ def test_a_full_disk_is_one_error_and_what_is_whole_is_kept(monkeypatch):
             attend(*names, "o", chunks=CHUNKS)
     assert not os.path.lexists("o")
     assert attend(*names, "o").kept == 5
+    np.testing.assert_array_equal(numbers("o"), regard.attention(*drawn()))
+
+
+class Hesitant(Executor):
+    """Makes so many blocks when they are submitted; the others wait for ever."""
+
+    def __init__(self, blocks):
+        self.blocks, self.waiting = blocks, []
+
+    def submit(self, task, /, *given):
+        future = Future()
+        if self.blocks:
+            self.blocks -= 1
+            future.set_result(task(*given))
+        else:
+            self.waiting.append(future)
+        return future
+
+
+def test_a_call_that_is_stopped_gives_up_every_block_that_has_not_begun():
+    names, executor = stored(drawn()), Hesitant(6)
+    stopped(names, blocks=6, executor=executor, workers=3)
+    assert executor.waiting
+    assert all(one.cancelled() for one in executor.waiting)
+    assert attend(*names, "o", chunks=CHUNKS).kept == 6
     np.testing.assert_array_equal(numbers("o"), regard.attention(*drawn()))
 
 
