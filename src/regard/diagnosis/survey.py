@@ -152,10 +152,16 @@ def _variations(first: Given, refused: Sequence[NotAsked], fixed: set[str]) -> I
     What was `refused` meanwhile is not asked with another thing. Some sizes are `fixed`.
     """
     sized = {name: sizes for name, sizes in _other_sizes(first).items() if name not in fixed}
+
+    def taken(sizes: Sizes) -> bool:
+        # One row fits any number of keys: it tells nothing where no other number does.
+        return sizes.queries == sizes.keys or UNEVEN not in [one.name for one in refused]
+
     for name, sizes in sized.items():
-        yield replace(first, name=name, sizes=sizes, seed=1)
+        if taken(sizes):
+            yield replace(first, name=name, sizes=sizes, seed=1)
     for seed, sizes in ((2, first.sizes), (3, sized.get(UNEVEN, first.sizes))):
-        if UNEVEN in [one.name for one in refused] and seed == 3:
+        if not taken(sizes):
             break
         for asks in _features(first.fields):
             name = " and ".join(word for one, word in WORDS.items() if one in asks)
