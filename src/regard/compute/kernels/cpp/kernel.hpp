@@ -260,7 +260,7 @@ constexpr Kernel kKernel = {scratch_bytes<T>, packed_bytes<T>,         pack<T>,
 
 }  // namespace
 
-#define REGARD_TARGET(SYMBOL, NAME)                                                     \
-    extern "C" const regard::Target SYMBOL = {                                          \
-        NAME,         kLanes<float>, kTask,   kTile, {kKernel<float>, kKernel<double>}, \
+#define REGARD_TARGET(SYMBOL, NAME)                                                        \
+    extern "C" const regard::Target SYMBOL = {                                             \
+        NAME,         kLanes<float>, kTask,    kTile,   {kKernel<float>, kKernel<double>}, \
         exponentials, turn,          multiply, read_all};

@@ -269,7 +269,8 @@ REGARD_INLINE Vec<float> exp2(Vec<float> x) {
     const Vec<float> f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT);  // 0 of an infinity
     const Vec<float> whole = x - f;
 #else
-    x = larger(all(-150.0f), x);  // half of the least number, so 0; NaN, the second argument, passes
+    x = larger(all(-150.0f),
+               x);  // half of the least number, so 0; NaN, the second argument, passes
     const Vec<float> magic = all(12582912.0f + 24.0f);  // 1.5 * 2^23: rounds to an integer
     Vec<float> r = x + magic;
     Vec<float> f = x - (r - magic);

@@ -32,5 +32,5 @@ template <int P> constexpr Kernel kIntegers = [] {
 }  // namespace
 
 extern "C" const regard::Target regard_target_avx512_bf16 = {
-    "avx512_bf16", kLanes<float>, kTask,   kTile, {{}, {}, kPairs, kIntegers<3>, kIntegers<2>},
+    "avx512_bf16", kLanes<float>, kTask,   kTile,   {{}, {}, kPairs, kIntegers<3>, kIntegers<2>},
     exponentials,  nullptr,       nullptr, read_all};
