@@ -177,7 +177,7 @@ def _check_merge(call: Call, rng: np.random.Generator) -> None:
         lse = top + np.log(total)
     empty = nothing.all(0)
     assert (result.lse[empty] == -np.inf).all(), "lse of a row without keys"
-    off = np.abs(result.lse.astype(LONG) - lse)[~empty]
+    off = np.abs(result.lse[~empty].astype(LONG) - lse[~empty])
     limit = unit * (np.abs(lse[~empty]) + 2 * parts + 16)
     assert (off <= limit).all(), f"lse: {float((off / limit).max(initial=0))} bounds"
 

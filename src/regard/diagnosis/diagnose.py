@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from math import prod
 from typing import Any, Protocol
 
 from regard.diagnosis.call.adapter import Adapter, Way
@@ -22,6 +23,7 @@ from regard.diagnosis.task import Task
 from regard.diagnosis.verdict import outcome
 
 MOST_OTHERS = 3  # right and wrong ones, on which a change has to hold as well
+LARGER = 8  # times as many scores
 
 
 class Place(Protocol):
@@ -113,8 +115,12 @@ def traced(found: Judgement) -> tuple[Task | None, tuple[Task, ...]]:
 
 
 def _unlike(task: Task, others: list[Task]) -> Iterator[Task]:
-    """Some problems, each with sizes that the ones before have not: chance explains one alone."""
+    """Some problems, each with sizes that the ones before have not: chance explains one alone.
+
+    Much larger ones would take too long.
+    """
     known = _sizes(task)
+    others = [one for one in others if prod(one.given.shape) <= LARGER * prod(task.given.shape)]
     for _ in others[:MOST_OTHERS]:
         one = max(others, key=lambda other: len(_sizes(other) - known))
         others = [other for other in others if other is not one]

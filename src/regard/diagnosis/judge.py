@@ -25,6 +25,7 @@ from regard.diagnosis.statements import Stated
 from regard.diagnosis.survey import LARGE, Survey, always_refused, survey
 from regard.diagnosis.task import AROUND, Reading, Task, task_of
 
+CLEAR = 1e-3  # times the largest error is one of rounding
 SIMPLEST = 3  # of the problems tell which readings are likely
 
 
@@ -181,7 +182,9 @@ def _judged(found: Survey, stated: Stated, meant: Reading | None = None) -> Judg
 def _wrong(own: Judgement, table: _Table, otherwise: tuple[Assumption, ...]) -> Judgement:
     compared = table.of(own.reading)
     wrong = [(task, answer) for task, off, answer in compared if off]
-    wrong.sort(key=lambda one: not _fits(*one))
+    errors = {task.name: _error(task, answer) for task, answer in wrong}
+    clear = CLEAR * max(errors.values())
+    wrong.sort(key=lambda one: (not _fits(*one), errors[one[0].name] < clear))
     return replace(
         own,
         verdict="wrong",
@@ -192,6 +195,14 @@ def _wrong(own: Judgement, table: _Table, otherwise: tuple[Assumption, ...]) -> 
         otherwise=otherwise,
         distance=sum(table.distance(own.reading)),
     )
+
+
+def _error(task: Task, answer: Answer) -> float:
+    """The largest difference, 1 at most, of an answer that has the right shape."""
+    if not _fits(task, answer):
+        return 0.0
+    apart = (np.abs(answer.arrays[name] - one) for name, one in task.expected.items())
+    return min(1.0, max(float(np.nan_to_num(one, nan=1.0).max(initial=0)) for one in apart))
 
 
 def _fits(task: Task, answer: Answer) -> bool:

@@ -42,6 +42,7 @@ MASKS = {
         "What should be seen is hidden, and the reverse. Libraries differ: True hides in torch's "
         "MultiheadAttention, and keeps in its scaled_dot_product_attention.",
         "mask = ~mask",
+        "masked = np.where(keep, raw - 1e9, raw)",
     ),
     "mask_transposed": (
         "the mask is transposed",

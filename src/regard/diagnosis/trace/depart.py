@@ -115,20 +115,23 @@ def _noted(thing: Any, code: Code, notes: Notes) -> Iterator[None]:
 def nearest(run: Run, code: Code, thing: Any, problems: Sequence[Problem]) -> int:
     """Which of several readings of one problem has most steps there that the first has not.
 
-    Whole numbers are anywhere.
+    Whole numbers are anywhere. If none is there, it is the first of which a mistake in such a step
+    explains the result.
     """
     if code.broken:
         return 0
     notes = Notes(code)
-    with _noted(thing, code, notes):
-        finder = Traced(run, notes, problems[0]).finder
     plain = problems[0].probe.declared
     counts = [0]
-    for one in problems[1:]:
-        steps = (own for name, own in sought(one.probe).items() if name not in plain)
-        own = [step for step in steps if (step.value != np.round(step.value)).any()]
-        counts.append(sum(bool(finder.find(step)) for step in own))
-    return int(np.argmax(counts))
+    with _noted(thing, code, notes):
+        finder = Traced(run, notes, problems[0]).finder
+        for one in problems[1:]:
+            steps = (own for name, own in sought(one.probe).items() if name not in plain)
+            own = [step for step in steps if (step.value != np.round(step.value)).any()]
+            counts.append(sum(bool(finder.find(step)) for step in own))
+        every = [Traced(run, notes, one) for one in problems if not any(counts)]
+    explained = [False, *(bool(named(one, None, plain)) for one in every[1:])]
+    return int(np.argmax(counts if any(counts) else explained))
 
 
 def differing(
@@ -138,14 +141,16 @@ def differing(
     notes = Notes(code)
     with _noted(thing, code, notes):
         traced = Traced(run, notes, problem)
-        traced.found  # noqa: B018  as long as its values are there
+        # What a right step was made of is not it, such as weights that are drawn, and then given.
+        passed = set(traced.cone) - upstream(one for own in traced.found.values() for one in own)
         for call, _ in between:
             with contextlib.suppress(Exception):  # what is kept may not fit it
                 call()
         traced.listened()
     once = traced.finder.records
     for one, other in zip(once, notes.records, strict=False):
-        if one.node != other.node or not np.array_equal(one.value, other.value, equal_nan=True):
+        same = one not in passed or np.array_equal(one.value, other.value, equal_nan=True)
+        if one.node != other.node or not same:
             # What is kept is an object that the first call has had, or is read before anything.
             kept = any(other.owner is x.owner for x in once)
             return traced, _drawn(traced, other if kept else one, kept=kept)
@@ -239,6 +244,9 @@ class Verdict:
     def by_substitute(self, step: str, record: Record) -> tuple[int, str, str, str]:
         """The same for a value that takes the place of a step."""
         traced, steps, made = self.traced, self.traced.steps, self.made
+        names = self.substitute.steps if self.substitute else ()
+        if made and len(names) > 1:
+            return self.caller(record), f"{' and '.join(names)} are exchanged", "substitute", step
         if made and made != [step]:
             own = [x for x in traced.before(step) if steps[x].axes == steps[step].axes]
             last = max(own or made, key=traced.order.index)

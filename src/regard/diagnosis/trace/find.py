@@ -234,7 +234,10 @@ class Finder:
             if step.kind != "plain" or step.value.ndim < 3 or _single(step).mean() < MOSTLY:
                 continue
             cells, near, needed = _met(self._raw, step.value, step)
-            alike = (self.sizes == step.value.size) & among & self.is_float
+            # Key heads may be there once for each head that shares them.
+            alike = (self.sizes % step.value.size == 0) & among & self.is_float
+            alike &= (self.sizes == step.value.size) | (step.axes[-3:-2] == ("G",))
+            alike &= self._hits(near) == self.sizes
             for one in map(int, np.flatnonzero(alike)):
                 if not self._holds(one, cells, near, needed):
                     continue
@@ -270,14 +273,13 @@ def _single(step: Sought) -> Array:
 def _met(numbers: Array, target: Array, step: Sought) -> tuple[Array, Array, Array]:
     """For each number the cell of the nearest one, whether it is near, and the cells needed."""
     flat = target.ravel()
-    needed = np.isfinite(flat)
-    if step.seen is not None:
-        needed &= step.seen.ravel()
+    told = np.isfinite(flat)
     if step.kind in ("exponentials", "weights"):
-        needed &= np.abs(flat) > NOTHING
+        told &= np.abs(flat) > NOTHING
+    needed = told if step.seen is None else told & step.seen.ravel()
     # Equal numbers are one cell.
-    order = np.flatnonzero(needed)
-    order = order[np.argsort(flat[order], kind="stable")]
+    order = np.flatnonzero(told)
+    order = order[np.lexsort((~needed[order], flat[order]))]
     values = flat[order]
     if not len(values):
         return np.zeros(len(numbers), int), np.zeros(len(numbers), bool), needed
@@ -306,7 +308,7 @@ def _hidden(numbers: Array, kind: str, target: Array) -> Array:
 
 
 def _formed(value: Array, form: str, axis: int) -> Array:
-    if value.ndim <= axis:
+    if value.ndim <= axis or value.shape[axis] < 2:  # of one number nothing is left
         return np.full(value.size, np.nan)
     with np.errstate(all="ignore"):
         top = np.max(np.where(np.isnan(value), -np.inf, value), axis=axis, keepdims=True)
@@ -336,8 +338,8 @@ def laid_out(cells: Array, known: Array, axes: Sequence[str], shape: Sequence[in
             return False  # heads that are split are another step's
         if len(own) > 1:
             cuts.append((name, own))
-        if len(own) == 1 and len(name) > 1 and not _rises(place, known, own[0]):
-            return False  # features of heads side by side have one order
+        if len(own) == 1 and (len(name) > 1 or name == "G") and not _rises(place, known, own[0]):
+            return False  # features side by side have one order, and so have heads with one key
     return not any(set(along[axis]) - {name, "B"} for name, own in cuts for axis in own)
 
 

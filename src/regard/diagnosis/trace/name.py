@@ -5,7 +5,7 @@ Owns what a run tells of a departure to the catalogue. Must not know lines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,14 @@ from regard.diagnosis.trace.substitute import Substitute
 from regard.diagnosis.trace.traced import Problem, Traced
 
 
-def named(traced: Traced, substitute: Substitute | None) -> str:
-    """The mistake that gives what the run gave, there and on the other problems."""
+def named(traced: Traced, substitute: Substitute | None, kept: Collection[str] = ()) -> str:
+    """The mistake that gives what the run gave, there and on the other problems.
+
+    It replaces none of the `kept` steps.
+    """
     every = [(traced.problem, traced.result), *traced.elsewhere]
     told = [(problem, result) for problem, result in every if _has_its_shape(problem, result)]
-    right: set[str] = set()
+    right = set(kept)
     there = {}
     if substitute is not None and told and told[0][0] is traced.problem:
         there = {step: substitute.values[step] for step in substitute.steps}

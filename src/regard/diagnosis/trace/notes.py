@@ -63,6 +63,7 @@ class Notes:
         self.full = False
         self._numbers = 0
         self._last: dict[int, tuple[Record, ...]] = {}
+        self._since: dict[int, int] = {}  # the number of the record after the last of each node
         self._owners: dict[int, Record] = {}
         self._same: dict[tuple[Any, ...], Record] = {}
         self._writes: list[Record] = []
@@ -164,13 +165,23 @@ class Notes:
         self, node: int, value: Any, parents: tuple[Record, ...], *, written: bool = False
     ) -> None:
         """Note a value, or each of a list."""
-        found = [self._record(node, one, parents, written) for one in leaves(value)]
+        since = max((self._since.get(part, 0) for part in self.nodes[node].parts), default=0)
+        # What a library has called back has made its result, too.
+        within = self.records[-1:] if self.nodes[node].kind == "Call" and since else []
+        inner = tuple(one for one in within if one.number >= since)
+        found = [self._record(node, one, parents, written, inner) for one in leaves(value)]
         got = tuple(one for one in found if one is not None)
+        self._since[node] = len(self.records)
         # What has no numbers, such as a dictionary, passes on what it was made of.
         self._last[node] = got or (parents if isinstance(value, tuple | list | dict) else ())
 
     def _record(
-        self, node: int, value: Any, parents: tuple[Record, ...], written: bool
+        self,
+        node: int,
+        value: Any,
+        parents: tuple[Record, ...],
+        written: bool,
+        inner: tuple[Record, ...],
     ) -> Record | None:
         own = numbers(value)
         if own is None or not 0 < own.size <= MOST_NUMBERS:
@@ -185,7 +196,8 @@ class Notes:
             # Changed by a statement, or through a view of it.
             since = () if written else (w for w in self._writes if w.number > known.number)
             parents = (known, *(one for one in parents if one is not known), *since)
-        content = (own.shape, kind, own.tobytes()) if own.size > 1 else None
+        parents = (*parents, *inner)
+        content = (kind, np.sort(own, axis=None).tobytes()) if own.size > 1 else None
         if not parents:
             whole = (
                 getattr(value, "base", None)

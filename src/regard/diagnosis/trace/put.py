@@ -304,9 +304,11 @@ def _mask(cells: Array) -> Exchange:
         own = numbers(value)
         if own is None or own.size < 2 or not has_two_values(own):
             raise Unfit
-        for right in reduced(cells, own.shape):
+        whole = cells[:, :1] if (cells == cells[:, :1]).all() else cells
+        # One of the same shape, or else the whole mask, where the code may spread it.
+        for right in (*reduced(cells, own.shape), *([whole] if own.ndim == 4 else [])):
             made = _as_mask(own, right)
-            if made is not None:
+            if made is not None and not np.array_equal(made, own):
                 return like(value, made)
         raise Unfit
 
@@ -316,6 +318,15 @@ def _mask(cells: Array) -> Exchange:
 def has_two_values(own: Array) -> bool:
     """Whether an array has two values at most, as a mask has."""
     return bool(((own == own.min()) | (own == own.max())).all())
+
+
+def is_mask(own: Array, cells: Array) -> bool:
+    """Whether an array says which of the cells (B, H, L, S) are seen, or which are hidden."""
+    if own.size < 2 or not has_two_values(own):
+        return False
+    large = own == own.max()
+    every = reduced(cells, own.shape)
+    return any(np.array_equal(large, x) or np.array_equal(large, ~x) for x in every)
 
 
 def _as_mask(own: Array, right: Array) -> Array | None:

@@ -18,6 +18,7 @@ from regard.boundary.cached import cached_property
 from regard.diagnosis.probe import Variant, evaluate
 from regard.diagnosis.trace.find import LOW, Sought, downstream
 from regard.diagnosis.trace.notes import Record
+from regard.diagnosis.trace.put import is_mask
 from regard.diagnosis.trace.traced import RIGHT, Traced, alike
 
 MOST_CANDIDATES = 40  # for one step
@@ -49,16 +50,25 @@ class Substitutes:
             return None
         first = traced.gone[0]
         before = [x for x in traced.before(first) if traced.steps[x].kind != "given"]
+        # Numbers of a mechanism, such as slopes or frequencies, may be wrong themselves.
+        own = (x for x in traced.made_of(first) if not traced.found.get(x, True))
+        before += [x for x in own if traced.steps[x].axes in (("H",), ("D",))]
         # What is right may be changed once more.
         names = [*before, *(["exponentials"] if first == "weights" else []), *traced.gone]
         names = [x for x in traced.order if x in names]
         # What is made of no right step, such as a mask, is none.
-        sources = {one for x in traced.before(first) for one in traced.found[x]}
+        read = list(dict.fromkeys(x for name in traced.gone for x in traced.before(name)))
+        sources = {one for x in read for one in traced.found[x]}
         self.after = downstream(traced.cone, sources) | sources
         frontier = [x for x in traced.gone if not set(traced.gone) & traced.made_of(x)]
         if len(frontier) == 2 and (both := self._of_both(*frontier)):
             return both
-        return next((one for one in map(self._last_of, names) if one is not None), None)
+        one = next((one for one in map(self._last_of, names) if one is not None), None)
+        if one is not None and one.steps[0] not in traced.gone[len(frontier) :]:
+            return one
+        # Not the first step that is not there, but a later one: what is before is wrong twice.
+        pairs = itertools.combinations(read, 2)
+        return next((both for two in pairs if (both := self._of_both(*two))), one)
 
     def _last_of(self, name: str) -> Substitute | None:
         """The last value that takes the place of a step: code may change one before it is used.
@@ -67,16 +77,32 @@ class Substitutes:
         """
         found: Substitute | None = None
         tried: dict[bytes, Mapping[str, Array] | None] = {}
-        for records, value in self.candidates(name):
+        for records, value, _ in self.candidates(name):
             own = value.tobytes()
             if own not in tried:
                 tried[own] = self.goes_on({name: value})
             values = tried[own]
-            if values is not None and not (found and self._same(name, found.values[name], value)):
+            if values is None:
+                continue
+            later = found is None or not self._same(name, found.values[name], value)
+            if found is not None and name == "masked":
+                later |= self.masked.isdisjoint(found.records) > self.masked.isdisjoint(records)
+            if later:
                 found = Substitute((name,), records, values)
         return found
 
+    @cached_property
+    def masked(self) -> set[Record]:
+        """The values that are made of a mask."""
+        cone, probe = self.traced.cone, self.traced.problem.probe
+        rules = [np.broadcast_to(one, probe.visible.shape) for one in probe.rules.values()]
+        masks = (one for one in cone if any(is_mask(one.value, cells) for cells in rules))
+        return downstream(cone, masks)
+
     def _same(self, name: str, one: Array, other: Array) -> bool:
+        seen = self.traced.steps[name].seen
+        if seen is not None and name in self.traced.made_of("masked"):
+            one, other = (np.where(seen, x, -np.inf) for x in (one, other))
         if name in self.traced.made_of("weights") and one.ndim == 4:
             one, other = (np.maximum(x - x.max(-1, keepdims=True), -LOW) for x in (one, other))
         return bool(np.allclose(one, other, RIGHT, RIGHT, equal_nan=True))
@@ -87,7 +113,7 @@ class Substitutes:
         pairs = (
             (own, other)
             for own, other in both
-            if own[0][0].node == other[0][0].node and own[0] is not other[0]
+            if own[0][0].node == other[0][0].node and own[0] is not other[0] and own[2] == other[2]
         )
         for own, other in itertools.islice(pairs, MOST_PAIRS):
             values = self.goes_on({first: own[1], second: other[1]})
@@ -95,21 +121,21 @@ class Substitutes:
                 return Substitute((first, second), (*own[0], *other[0]), values)
         return None
 
-    def candidates(self, name: str) -> Iterator[tuple[tuple[Record, ...], Array]]:
-        """Values of a step's size in its layout, in the order in which they were made."""
+    def candidates(self, name: str) -> Iterator[tuple[tuple[Record, ...], Array, int]]:
+        """Values of a step's size in each layout, by its number, in the order they were made."""
         step, count = self.traced.steps[name], 0
         for own in self._groups:
             size = sum(one.value.size for one in own)
             if size != step.value.size or any(one.kind != "f" for one in own):
                 continue
-            if self.after and self.after.isdisjoint(own):
+            if step.kind != "given" and self.after and self.after.isdisjoint(own):
                 continue
             count += 1
             if count > MOST_CANDIDATES:
                 return
             value = own[0].value if len(own) == 1 else np.stack([one.value for one in own])
-            for arranged in arranged_as(value, step):
-                yield own, arranged
+            for number, arranged in enumerate(arranged_as(value, step)):
+                yield own, arranged, number
 
     @cached_property
     def _groups(self) -> list[tuple[Record, ...]]:
