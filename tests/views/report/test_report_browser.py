@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import regard
-from pages import ELEMENTS, PATIENCE, PAYLOADS, WIDTHS, violations
+from pages import ELEMENTS, PATIENCE, PAYLOADS, WIDTHS, WORDS, violations
 from regard import Explanation
 from regard.explanation.notation import format_number
 from regard.problems.files import example_names, load_problem
@@ -1039,6 +1039,8 @@ def test_text_from_outside_stays_text(payload: str, open_page: Open) -> None:
         page.locator("#why summary").click()
         page.locator("#why pre").nth(1).wait_for()
         found.append(page.evaluate(ELEMENTS))
+        # How many words have room depends on their widths; each is a text and nothing else.
+        assert all(page.evaluate(WORDS))
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.locator("#why .operand").nth(0).click()
         assert page.evaluate("typeof pwned") == "undefined"

@@ -27,7 +27,7 @@ OF_JAX = 60  # times as much work is one that JAX computes
 LONGER = 4  # times as many expressions may run when one is exchanged
 MOST_NAMES = 8  # that take the place of one
 FARTHER = 5  # so many lines farther away is as unlikely as a change of the next rank
-PUT = 3  # the rank of values that are put in, as against small changes
+PUT = 3  # the rank of lengths that are put in, as against small changes; others have the next
 
 # Each operator with those that are written for it by mistake.
 OTHERS: Mapping[str, tuple[str, ...]] = {
@@ -116,8 +116,9 @@ class Putting:
             key=lambda one: (
                 FARTHER * one[0].rank + min(place[notes.nodes[one[1]].line], 2 * FARTHER)
                 if one[0].rank < PUT
-                else FARTHER * (PUT + 3),
-                when[one[1]],
+                else FARTHER * (one[0].rank + 3),
+                # A length is handed on from name to name: it is wrong where it is used.
+                -when[one[1]] if one[0].rank == PUT else when[one[1]],
             )
         )
         for own, number in every[:MOST_TRIES]:
@@ -180,10 +181,12 @@ class Putting:
         tries = [_Try(f"with the opposite of {node.text}", 2, _opposite)]
         for step in (1, -1) if kind is int else ():
             tries.append(_Try(f"with {node.text} {step:+d}", 2, _moved(step)))
-        for name, scalar in self._scalars.items() if not is_array and kind is not bool else ():
-            tries.append(_Try(f"with {name} for {node.text}", PUT, _scalar(scalar)))
+        for name, (scalar, rank) in (
+            self._scalars.items() if not is_array and kind is not bool else ()
+        ):
+            tries.append(_Try(f"with {name} for {node.text}", rank, _scalar(scalar)))
         for name, cells in self._masks.items() if is_array and has_two_values(own[0]) else ():
-            tries.append(_Try(f"with {name} for {node.text}", PUT, _mask(cells)))
+            tries.append(_Try(f"with {name} for {node.text}", PUT + 1, _mask(cells)))
         for one in tries:
             if operation is None:
                 yield one
@@ -195,13 +198,15 @@ class Putting:
             yield _Try(one.said, one.rank, exchange)
 
     @cached_property
-    def _scalars(self) -> Mapping[str, float]:
+    def _scalars(self) -> Mapping[str, tuple[float, int]]:
+        """Numbers that may be meant, each with its rank."""
         probe = self.traced.problem.probe
         size = probe.sizes
-        found = {f"{letter} = {size[letter]}": float(size[letter]) for letter in "DLSHE"}
+        found = {f"{letter} = {size[letter]}": (float(size[letter]), PUT) for letter in "DLSHE"}
         if "scale" in probe.right:
             scale = float(probe.right["scale"])
-            found |= {f"the scale {scale:.4g}": scale, f"1/scale {1 / scale:.4g}": 1 / scale}
+            found[f"the scale {scale:.4g}"] = scale, PUT + 1
+            found[f"1/scale {1 / scale:.4g}"] = 1 / scale, PUT + 1
         return found
 
     @cached_property

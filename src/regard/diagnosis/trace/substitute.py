@@ -105,6 +105,8 @@ class Substitutes:
             one, other = (np.where(seen, x, -np.inf) for x in (one, other))
         if name in self.traced.made_of("weights") and one.ndim == 4:
             one, other = (np.maximum(x - x.max(-1, keepdims=True), -LOW) for x in (one, other))
+        if name == "exponentials":
+            one, other = (x / x.sum(-1, keepdims=True) for x in (one, other))
         return bool(np.allclose(one, other, RIGHT, RIGHT, equal_nan=True))
 
     def _of_both(self, first: str, second: str) -> Substitute | None:
