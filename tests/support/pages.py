@@ -29,10 +29,12 @@ PAYLOADS = [
 # Every element with the names of its attributes. How much of a station's own title is written
 # depends on the room that labels leave; it has no text from outside.
 ELEMENTS = """() =>
-  [...document.querySelectorAll("*:not(.station h2 *, .word, .word *)")].map((one) => [one.tagName, ...[...one.attributes].map(({ name }) => name)
-    .filter((name) => name !== "data-pad").sort()].join(" "))"""
+  [...document.querySelectorAll("*:not(.station h2 *, .word, .word *)")].map((one) =>
+    [one.tagName, ...[...one.attributes].map(({ name }) => name)
+      .filter((name) => name !== "data-pad").sort()].join(" "))"""
 WORDS = """() => [...document.querySelectorAll(".word")].map((one) =>
-  one.children.length === 1 && one.firstChild.tagName === "BDI" && !one.firstChild.children.length)"""
+  one.children.length === 1 && one.firstChild.tagName === "BDI"
+    && !one.firstChild.children.length)"""
 
 
 def violations(page: Any) -> list[Any]:
