@@ -198,7 +198,7 @@ def written(model: str, folder: str) -> dict[str, list[int]]:
     theirs.load_state_dict(state)
     theirs.save_pretrained(folder)
     drawn = np.random.default_rng(0).integers(0, config.vocabulary, READ)
-    said = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    said = (Path(__file__).parent / "reading.txt").read_text("utf-8")
     return {
         "write": ours.tokens(TEXT).ids.tolist(),
         "read": drawn.tolist(),

@@ -341,7 +341,7 @@ REFUSED = {
         r"mask \(2, 4, 5, 3\) does not broadcast",
     ),
     "mask_dtype": ({"mask": np.ones((B, N, T, S), np.float32)}, "mask must be boolean"),
-    "bias_shape": ({"bias": np.ones((3, S), np.float32)}, r"bias \(3, 6\) does not broadcast"),
+    "bias_shape": ({"bias": np.ones((3, S), np.float32)}, r"bias \(3, 7\) does not broadcast"),
     "bias_dtype": ({"bias": np.ones((T, S), bool)}, "bias has dtype bool"),
     "lengths": ({"key_value_seq_lengths": np.ones(3, np.int32)}, "2 int32 numbers"),
     "lengths_dtype": ({"query_seq_lengths": np.ones(2, np.float32)}, "2 int32 numbers"),

@@ -51,9 +51,11 @@ def name(
             exact = all(_alike(values[step], value) for step, value in own.items())
             if (first is not None and not exact) or not gives(0, values):
                 continue
+            others = [evaluate(other, variant, other.last_step) for other in probes[1:]]
+            # One that is exact here may have no meaning for other sizes, where code just runs.
             if not all(
-                gives(number, evaluate(other, variant, other.last_step))
-                for number, other in enumerate(probes[1:], 1)
+                gives(number, values) or (exact and _means_nothing(values, variant))
+                for number, values in enumerate(others, 1)
             ):
                 continue
         except Unfit:  # the code does not raise
@@ -82,6 +84,12 @@ def _possible(probe: Probe, right: Collection[str]) -> Iterator[tuple[Mistake, V
             of_dots = "scores" in own and mistake.family != "other scores"
             if own and own.isdisjoint(right) and (probe.is_plain or not of_dots):
                 yield mistake, variant
+
+
+def _means_nothing(values: Values, variant: Variant) -> bool:
+    """Whether what is put in the place of a step does not fit there."""
+    own = [values[name] for name in variant.replaced if name in values]
+    return any(bool(np.isnan(one).all()) for one in own)
 
 
 def _alike(one: Array, other: Array) -> bool:

@@ -84,12 +84,21 @@ class Substitutes:
             values = tried[own]
             if values is None:
                 continue
+            if found is not None and self._follows(found, value):
+                continue
             later = found is None or not self._same(name, found.values[name], value)
             if found is not None and name == "masked":
                 later |= self.masked.isdisjoint(found.records) > self.masked.isdisjoint(records)
             if later:
                 found = Substitute((name,), records, values)
         return found
+
+    def _follows(self, found: Substitute, value: Array) -> bool:
+        """Whether a value is what the textbook makes of a substitute, and no other one."""
+        name = found.steps[0]
+        rest = (x for x in self.traced.order if x != name and name in self.traced.made_of(x))
+        own = (found.values[x] for x in rest)
+        return any(x.shape == value.shape and np.allclose(x, value, RIGHT, RIGHT) for x in own)
 
     @cached_property
     def masked(self) -> set[Record]:
